@@ -1,0 +1,153 @@
+"""Collecting: a policy acts in a vector of environments and a rollout is filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+
+from src.buffer import RolloutBuffer
+from src.errors import RunError
+from src.models import ActorCritic
+from src.seeding import action_noise
+from src.timing import PhaseTimer
+
+
+class Episode(NamedTuple):
+    """A finished episode: its raw return and its length in steps."""
+
+    reward: float
+    length: int
+
+
+def sample_actions(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw actions by inverting the distribution function at `noise`.
+
+    logits (N, A), noise (N,) uniform in [0, 1) -> actions (N,) int64, their log-probabilities (N,) float32.
+    """
+    log_probs = torch.log_softmax(logits, dim=-1)
+    cumulative = log_probs.double().exp().cumsum(-1)
+    threshold = noise.unsqueeze(-1) * cumulative[:, -1:]  # the last sum is 1 but for rounding
+    actions = (cumulative <= threshold).sum(-1)
+    return actions, log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+
+class Collector:
+    """Steps environments first_env, first_env + 1, ... of the run and keeps what carries over between rollouts."""
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        model: ActorCritic,
+        seed: int,
+        first_env: int,
+        timer: PhaseTimer,
+        heartbeat: Callable[[], None],
+    ) -> None:
+        """`heartbeat` is called between environment steps; it may raise to abandon the rollout."""
+        self.env = env
+        self.model = model
+        self.seed = seed
+        self.first_env = first_env
+        self.timer = timer
+        self.heartbeat = heartbeat
+        self.observations: NDArray[Any] = env.reset()[0]
+        self.running_rewards = np.zeros(env.num_envs, np.float64)
+        self.running_lengths = np.zeros(env.num_envs, np.int64)
+
+    def collect(self, rollout: RolloutBuffer, update: int) -> list[Episode]:
+        """Fill `rollout` (T, N) with the model's own actions and return the episodes that ended, in order of time.
+
+        Rewards are stored raw. The action noise is keyed by seed, update and environment.
+        Raises RunError if an environment raises or returns numbers that are not finite.
+        """
+        noise = torch.from_numpy(
+            action_noise(self.seed, update, self.first_env, self.env.num_envs, rollout.n_steps)
+        )
+        episodes: list[Episode] = []
+        for t in range(rollout.n_steps):
+            self.heartbeat()
+            rollout.observations[t] = self.observations
+            with self.timer("inference"), torch.inference_mode():
+                logits, values = self.model(torch.from_numpy(rollout.observations[t]))
+                actions, log_probs = sample_actions(logits, noise[t])
+            rollout.actions[t] = actions.numpy()
+            rollout.log_probs[t] = log_probs.numpy()
+            rollout.values[t] = values.numpy()
+            with self.timer("env"):
+                final_observations = self._step(rollout, t, update)
+            if t > 0:
+                self._bootstrap(rollout, t - 1, rollout.values[t], pending)
+            pending = final_observations
+            episodes += self._count_episodes(rollout, t)
+        with self.timer("inference"), torch.inference_mode():
+            values = self.model(torch.from_numpy(self.observations))[1]
+        self._bootstrap(rollout, rollout.n_steps - 1, values.numpy(), pending)
+        return episodes
+
+    def _step(self, rollout: RolloutBuffer, t: int, update: int) -> dict[int, NDArray[Any]]:
+        """Step the environments into row t; returns the final observations of the episodes that were truncated."""
+        where = f"step {t} of update {update}"
+        try:
+            observations, rewards, terminated, truncated, infos = self.env.step(rollout.actions[t])
+        except Exception as error:
+            raise RunError(f"an environment raised at {where}: {type(error).__name__}: {error}") from error
+        self._require_finite(rewards, "reward", where)
+        if observations.dtype != np.uint8:
+            self._require_finite(observations, "observation", where)
+        rollout.rewards[t] = rewards
+        rollout.terminated[t] = terminated
+        rollout.truncated[t] = truncated & ~terminated  # an episode that ends both ways is a termination
+        self.observations = observations
+        cut = np.flatnonzero(rollout.truncated[t]) if "final_obs" in infos else ()
+        return {int(i): infos["final_obs"][i] for i in cut}
+
+    def _require_finite(self, values: NDArray[Any], what: str, where: str) -> None:
+        finite = np.isfinite(values)
+        if not finite.all():
+            i = int(np.argwhere(~finite)[0][0])
+            raise RunError(f"environment {self.first_env + i} returned {what} {values[i]} at {where}")
+
+    def _bootstrap(
+        self, rollout: RolloutBuffer, t: int, next_values: NDArray[np.float32], final: dict[int, NDArray[Any]]
+    ) -> None:
+        """Write V of the true successors of row t: of the final observation where an episode was truncated."""
+        rollout.bootstrap_values[t] = next_values
+        if final:
+            with self.timer("inference"), torch.inference_mode():
+                values = self.model(torch.from_numpy(np.stack(list(final.values()))))[1]
+            rollout.bootstrap_values[t, list(final)] = values.numpy()
+
+    def _count_episodes(self, rollout: RolloutBuffer, t: int) -> list[Episode]:
+        self.running_rewards += rollout.rewards[t]
+        self.running_lengths += 1
+        ended = np.flatnonzero(rollout.terminated[t] | rollout.truncated[t])
+        episodes = [Episode(float(self.running_rewards[i]), int(self.running_lengths[i])) for i in ended]
+        self.running_rewards[ended] = 0.0
+        self.running_lengths[ended] = 0
+        return episodes
+
+    def state(self) -> dict[str, Any]:
+        """What the next rollout depends on; `env_states` is None if the environments cannot be saved."""
+        env_states = self.env.get_state() if hasattr(self.env, "get_state") else None
+        return {
+            "env_states": env_states
+            and [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in env_states],
+            "observations": torch.from_numpy(self.observations.copy()),
+            "running_rewards": self.running_rewards.tolist(),
+            "running_lengths": self.running_lengths.tolist(),
+        }
+
+    def load(self, state: dict[str, Any]) -> bool:
+        """Go on from a saved state. Returns False, and begins new episodes, if the environments could not be saved."""
+        if state["env_states"] is None:
+            return False
+        self.env.set_state([bytes(each.numpy()) for each in state["env_states"]])  # type: ignore[attr-defined]
+        self.observations = state["observations"].numpy()
+        self.running_rewards = np.asarray(state["running_rewards"], np.float64)
+        self.running_lengths = np.asarray(state["running_lengths"], np.int64)
+        return True

@@ -1,0 +1,143 @@
+"""What a training run prints: settings, a bar over the budget (or lines without a terminal), the summary."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from src.budget import Budget
+from src.config import Config, EnvConfig
+from src.cpu_utils import describe_machine
+
+WIDTH = 72
+REFRESH_SECONDS = 0.25
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds as H:MM:SS."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def describe_budget(budget: Budget) -> str:
+    parts = []
+    if budget.seconds is not None:
+        parts.append(f"{clock(budget.seconds)} of wall clock")
+    if budget.updates is not None:
+        parts.append(f"{budget.updates * budget.timesteps_per_update:,} timesteps ({budget.updates:,} updates)")
+    return " or ".join(parts)
+
+
+def reward_text(row: dict[str, Any]) -> str:
+    mean, std = row["rollout/ep_reward_mean"], row["rollout/ep_reward_std"]
+    return "no episode yet" if mean is None else f"reward {mean:.2f} ± {std:.2f}"
+
+
+def describe_levels(env: EnvConfig) -> str:
+    if env.distribution_mode == "exploration":
+        return "the one exploration level"
+    if env.num_levels == 0:
+        return f"all levels from {env.start_level} on"
+    return f"levels {env.start_level} to {env.start_level + (env.num_levels or 0) - 1}"
+
+
+def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: Path) -> None:
+    """Print what will run, on what, and where its results will be. `facts` come from what was built."""
+    machine, env, training = describe_machine(), config.env, config.training
+    levels = f", {env.distribution_mode}, {describe_levels(env)}" if env.id.startswith("procgen-") else ""
+    rows = {
+        "algorithm": f"{config.algorithm.upper()}, {config.mode}",
+        "environment": f"{env.id}{levels}",
+        "environments": f"{env.num_envs} in groups of {config.group_size}",
+        "rollout": f"{training.n_steps} steps x {env.num_envs} environments = {config.timesteps_per_update:,} timesteps",
+        "learning": f"{training.n_epochs} epochs, minibatches of {training.batch_size}, {training.optimizer}, "
+        f"rate {training.learning_rate:g} ({training.lr_schedule}), gamma {training.gamma:g}",
+        "budget": describe_budget(budget),
+        "seed": str(training.seed),
+        "machine": f"{machine['cpu_model']}, {machine['usable_cores']} usable cores, {machine['ram_gb']:.0f} GB",
+        **facts,
+        "results": str(root),
+    }
+    print("=" * WIDTH)
+    for name, value in rows.items():
+        print(f"{name:<13} {value}")
+    print("=" * WIDTH, flush=True)
+
+
+class Progress:
+    """A live bar on a terminal, a line every `log_interval` updates elsewhere."""
+
+    def __init__(self, config: Config, budget: Budget, updates: int, elapsed: float) -> None:
+        self.budget = budget
+        self.log_interval = config.logging.log_interval
+        self.updates = updates
+        self.text = ""
+        self._next_refresh = 0.0
+        self.bar: tqdm[Any] | None = None
+        if sys.stderr.isatty():
+            self.bar = tqdm(
+                total=1.0, bar_format="{percentage:3.0f}%|{bar}| {desc}", dynamic_ncols=True, mininterval=REFRESH_SECONDS
+            )
+            self.refresh(elapsed)
+
+    def refresh(self, elapsed: float) -> None:
+        """Move the bar between two updates, a few times a second at the most."""
+        now = time.monotonic()
+        if self.bar is None or now < self._next_refresh:
+            return
+        self._next_refresh = now + REFRESH_SECONDS
+        self.bar.n = self.budget.share_used(self.updates, elapsed)
+        total = "" if self.budget.seconds is None else f"/{clock(self.budget.seconds)}"
+        self.bar.set_description_str(f"{clock(elapsed)}{total} {self.text or 'collecting the first rollout'}", refresh=True)
+
+    def update(self, row: dict[str, Any]) -> None:
+        """Show the figures of a finished update."""
+        self.updates = row["update"]
+        self.text = (
+            f"update {row['update']:,} · {row['timesteps']:,} timesteps · {row['time/fps']:,.0f} FPS · {reward_text(row)}"
+        )
+        if self.bar is not None:
+            self._next_refresh = 0.0
+            self.refresh(row["time/elapsed_seconds"])
+        elif row["update"] % self.log_interval == 0:
+            share = self.budget.share_used(row["update"], row["time/elapsed_seconds"])
+            print(f"{share:4.0%} {clock(row['time/elapsed_seconds'])} {self.text}", flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -> None:
+    """Print TRAINING SUMMARY from the content of benchmark_metrics.json."""
+    performance = record["performance"]
+
+    def reward(key: str) -> str:
+        return "no episode finished" if performance[key] is None else f"{performance[key]:.2f}"
+
+    rows = {
+        "Status": record["status"],
+        "Duration": f"{clock(record['duration_hours'] * 3600)} ({record['duration_hours']:.4f} hours)",
+        "Total timesteps": f"{record['total_timesteps']:,}",
+        "Total updates": f"{record['total_updates']:,}",
+        "Total episodes": f"{record['total_episodes']:,}",
+        "Average FPS": f"{record['average_fps']:,.1f}",
+        "Final FPS": f"{record['final_fps']:,.1f}",
+        "Initial reward": reward("initial_reward"),
+        "Final reward": reward("final_reward"),
+        "Best reward": reward("best_reward"),
+        "Peak memory": f"{record['resource_usage']['peak_memory_gb']:.2f} GB",
+        "Time spent": ", ".join(
+            f"{phase} {part['share']:.0%}" for phase, part in record["time_breakdown"].items() if part["share"] >= 0.005
+        ),
+        "Checkpoint": str(checkpoint) if checkpoint is not None else "none",
+        "Results": str(root),
+    }
+    print(f"\n{'=' * WIDTH}\nTRAINING SUMMARY\n{'=' * WIDTH}")
+    for name, value in rows.items():
+        print(f"{name + ':':<17} {value}")
+    print("=" * WIDTH, flush=True)

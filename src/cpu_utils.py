@@ -1,0 +1,149 @@
+"""What the processor offers and how a process should use it. Imports nothing heavy: it must run before torch does."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import math
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+# glibc's mallopt parameters (malloc.h)
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+
+
+def _allowed_cpus() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _cgroup_cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
+    """CPUs that the control group of this process may use (v2 `cpu.max`, v1 `cpu.cfs_*`); None if unlimited."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, names = root, ("cpu.max",)
+        elif "cpu" in controllers.split(","):
+            base, names = root / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        else:
+            continue
+        group = base / path.lstrip("/")
+        for folder in [group, *group.parents]:
+            try:
+                values = " ".join((folder / name).read_text().strip() for name in names).split()
+                if values[0] not in ("max", "-1"):
+                    quotas.append(int(values[0]) / int(values[1]))
+            except (OSError, ValueError, IndexError):
+                pass  # a level of the hierarchy that sets no quota
+            if folder == base:
+                break
+    return min(quotas, default=None)
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use: affinity, hyper-threads and cgroup quota count. At least 1."""
+    cpus = _allowed_cpus()
+    cores = set()
+    for cpu in cpus:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:
+            cores.add(str(cpu))
+    count = len(cores)
+    if not Path("/sys/devices/system/cpu").exists():
+        import psutil
+
+        count = min(count, psutil.cpu_count(logical=False) or count)
+    quota = _cgroup_cpu_quota()
+    return max(1, min(count, math.ceil(quota)) if quota is not None else count)
+
+
+def choose_threads(requested: int | None) -> int:
+    """Threads for one process: `requested`, else a valid OMP_NUM_THREADS, else every usable core."""
+    if requested is not None:
+        return requested
+    explicit = os.environ.get("OMP_NUM_THREADS", "")
+    return int(explicit) if explicit.isdigit() and int(explicit) > 0 else usable_cores()
+
+
+def set_thread_environment(num_threads: int) -> None:
+    """Tell OpenMP, MKL and OpenBLAS their number of threads. Has full effect only before torch and numpy load."""
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = str(num_threads)
+
+
+def set_torch_threads(num_threads: int) -> None:
+    """Give torch `num_threads` for the operators of one process."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+
+
+def tune_allocator() -> bool:
+    """Have glibc keep and reuse freed pages instead of giving them back to the system after every layer.
+
+    Activations of some megabytes are allocated and freed thousands of times an update; returned pages are zeroed by
+    the kernel each time, which costs a third of an update with the IMPALA network. Returns whether it took effect;
+    on other C libraries it does nothing.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 * 2**20), (_M_ARENA_MAX, 1))
+    return all([mallopt(parameter, value) == 1 for parameter, value in settings])
+
+
+def suggested_microbatch(sample_bytes: int) -> int:
+    """Samples to push through the network at once, for activations of `sample_bytes` each.
+
+    The working set of a layer (its input, output and gradients), not of the network, has to stay near the cores.
+    Powers of two from 32 to 512.
+    """
+    target = 16 * 2**20
+    exponent = math.floor(math.log2(max(1, target // max(1, sample_bytes))))
+    return int(min(512, max(32, 2**exponent)))
+
+
+@functools.cache
+def cpu_model() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def describe_machine() -> dict[str, Any]:
+    """CPU model, cores (physical, usable by this process, logical) and memory in GB, as plain values."""
+    import psutil
+
+    return {
+        "cpu_model": cpu_model(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "logical_cpus": psutil.cpu_count(logical=True),
+        "usable_cores": usable_cores(),
+        "ram_gb": round(psutil.virtual_memory().total / 2**30, 2),
+        "platform": platform.platform(),
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }

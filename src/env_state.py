@@ -1,0 +1,95 @@
+"""Saving and restoring Gymnasium environments whose state is plain data, so that a resumed run goes on in them."""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+_PLAIN = (type(None), bool, int, float, str)
+# Parts of an environment that do not change while it is stepped.
+_CONSTANT = (
+    gymnasium.Space,
+    EnvSpec,
+    type,
+    logging.Logger,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+)
+
+
+class OpaqueState(Exception):
+    """An attribute is neither plain data nor known to be constant, so the environment cannot be saved."""
+
+
+def capture(env: gymnasium.Env[Any, Any]) -> list[dict[str, Any]]:
+    """The attributes of an environment and of its wrappers, outermost first, as plain values.
+
+    Numbers, strings, arrays, random generators and containers of these are saved. Raises OpaqueState, which names the
+    attribute, if there is anything else (a physics engine's world, an emulator).
+    """
+    layers = []
+    while True:
+        layers.append(
+            {
+                name: _encode(value, f"{type(env).__name__}.{name}")
+                for name, value in vars(env).items()
+                if name not in ("env", "metadata") and not isinstance(value, _CONSTANT)
+            }
+        )
+        if not isinstance(env, gymnasium.Wrapper):
+            return layers
+        env = env.env
+
+
+def restore(env: gymnasium.Env[Any, Any], layers: list[dict[str, Any]]) -> None:
+    """Put what `capture` returned into an environment made in the same way. Raises ValueError if it does not fit."""
+    for index, layer in enumerate(layers):
+        if index:
+            if not isinstance(env, gymnasium.Wrapper):
+                raise ValueError("the saved state has more wrappers than the environment")
+            env = env.env
+        for name, value in layer.items():
+            vars(env)[name] = _decode(value)
+
+
+def _encode(value: Any, name: str) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape), "data": value.ravel().tolist()}
+    if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        return {"kind": "scalar", "dtype": value.dtype.str, "data": value.item()}
+    if isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+        return {"kind": "generator", "name": type(bits).__name__, "state": _encode(bits.state, name)}
+    if isinstance(value, (list, tuple, deque)):
+        kind = next(each.__name__ for each in (list, tuple, deque) if type(value) is each or isinstance(value, each))
+        return {"kind": kind, "items": [_encode(item, name) for item in value]}
+    if isinstance(value, dict):
+        return {"kind": "dict", "items": [[_encode(key, name), _encode(item, name)] for key, item in value.items()]}
+    raise OpaqueState(name)
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kind = value["kind"]
+    if kind == "array":
+        return np.array(value["data"], value["dtype"]).reshape(value["shape"])
+    if kind == "scalar":
+        return np.dtype(value["dtype"]).type(value["data"])
+    if kind == "generator":
+        bits = getattr(np.random, value["name"])()
+        bits.state = _decode(value["state"])
+        return np.random.Generator(bits)
+    if kind == "dict":
+        return {_decode(key): _decode(item) for key, item in value["items"]}
+    containers = {"list": list, "tuple": tuple, "deque": deque}
+    return containers[kind](_decode(item) for item in value["items"])

@@ -1,0 +1,28 @@
+"""The errors that end a program, and the exit codes they end it with.
+
+Everything else that is raised is a fault of the program and shows its traceback.
+"""
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class UsageError(Exception):
+    """A wrong input. The message is one line: what was wrong and what would be right. Exit code 2."""
+
+
+class RunError(Exception):
+    """A run that cannot go on (environment fault, divergence, full disk). One line. Exit code 1."""
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; raised between two environment steps or two gradient computations."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"interrupted by signal {signal_number}")
+        self.signal_number = signal_number
+
+    @property
+    def exit_code(self) -> int:
+        """The shell's convention: 130 for SIGINT, 143 for SIGTERM."""
+        return 128 + self.signal_number

@@ -1,0 +1,247 @@
+"""The numbers of a run: means over samples, episode statistics, and the files that hold the series."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 100  # episodes in every mean of returns
+
+# What every row of metrics.jsonl has, in order; a figure that does not exist (yet) is null.
+ROW_KEYS = (
+    "timesteps",
+    "update",
+    "time/elapsed_seconds",
+    "time/fps",
+    "time/fps_average",
+    "rollout/ep_reward_mean",
+    "rollout/ep_reward_std",
+    "rollout/ep_length_mean",
+    "rollout/episodes",
+    "train/policy_loss",
+    "train/value_loss",
+    "train/entropy",
+    "train/approx_kl",
+    "train/clip_fraction",
+    "train/explained_variance",
+    "train/learning_rate",
+    "train/grad_norm",
+    "train/epochs",
+    "profile/env_seconds",
+    "profile/inference_seconds",
+    "profile/learn_seconds",
+    "profile/sync_seconds",
+    "profile/wait_seconds",
+    "system/memory_gb",
+    "system/cpu_percent",
+)
+
+
+def explained_variance(predictions: NDArray[np.float32], targets: NDArray[np.float32]) -> float | None:
+    """1 - Var[targets - predictions] / Var[targets]; None when the targets have no spread."""
+    variance = float(np.var(targets, dtype=np.float64))
+    if variance == 0:
+        return None
+    return 1 - float(np.var(targets - predictions, dtype=np.float64)) / variance
+
+
+class SampleMeans:
+    """Means of named statistics over samples that come in batches of any size."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.totals: dict[str, float] = {}
+
+    def add(self, means: Mapping[str, float], count: int) -> None:
+        """Take in the means over a batch of `count` samples."""
+        self.count += count
+        for name, mean in means.items():
+            self.totals[name] = self.totals.get(name, 0.0) + mean * count
+
+    def merge(self, other: SampleMeans) -> None:
+        self.add(other.result(), other.count)
+
+    def __getitem__(self, name: str) -> float:
+        return self.totals[name] / self.count
+
+    def result(self) -> dict[str, float]:
+        return {name: total / self.count for name, total in self.totals.items()}
+
+
+class EpisodeStatistics:
+    """Raw returns of the run: the first and the last 100 episodes, and the best mean of 100 in a row."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first_rewards: list[float] = []
+        self.last_rewards: deque[float] = deque(maxlen=WINDOW)
+        self.last_lengths: deque[int] = deque(maxlen=WINDOW)
+        self.best_mean: float | None = None
+
+    def add(self, episodes: Iterable[tuple[float, int]]) -> bool:
+        """Take in episodes (return, length) in order; returns whether the best mean of 100 episodes rose."""
+        best_before = self.best_mean
+        for reward, length in episodes:
+            self.count += 1
+            if len(self.first_rewards) < WINDOW:
+                self.first_rewards.append(reward)
+            self.last_rewards.append(reward)
+            self.last_lengths.append(length)
+            if len(self.last_rewards) == WINDOW:
+                mean = math.fsum(self.last_rewards) / WINDOW
+                self.best_mean = mean if self.best_mean is None else max(self.best_mean, mean)
+        return self.best_mean is not None and self.best_mean != best_before
+
+    def row(self) -> dict[str, float | int | None]:
+        """The figures of a metrics row: over the last 100 episodes, and how many there were in all."""
+        rewards, lengths = self.last_rewards, self.last_lengths
+        return {
+            "rollout/ep_reward_mean": float(np.mean(rewards)) if rewards else None,
+            "rollout/ep_reward_std": float(np.std(rewards)) if rewards else None,
+            "rollout/ep_length_mean": float(np.mean(lengths)) if lengths else None,
+            "rollout/episodes": self.count,
+        }
+
+    def performance(self) -> dict[str, float | None]:
+        """The figures of benchmark_metrics.json; null without an episode. With fewer than 100 the mean of them all."""
+        if not self.count:
+            keys = ("initial_reward", "final_reward", "best_reward", "average_reward_last_100_episodes")
+            return dict.fromkeys((*keys, "std_reward_last_100_episodes", "mean_length_last_100_episodes"))
+        final = float(np.mean(self.last_rewards))
+        return {
+            "initial_reward": float(np.mean(self.first_rewards)),
+            "final_reward": final,
+            "best_reward": final if self.best_mean is None else self.best_mean,
+            "average_reward_last_100_episodes": final,
+            "std_reward_last_100_episodes": float(np.std(self.last_rewards)),
+            "mean_length_last_100_episodes": float(np.mean(self.last_lengths)),
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "first_rewards": list(self.first_rewards),
+            "last_rewards": list(self.last_rewards),
+            "last_lengths": list(self.last_lengths),
+            "best_mean": self.best_mean,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        self.first_rewards = list(state["first_rewards"])
+        self.last_rewards = deque(state["last_rewards"], WINDOW)
+        self.last_lengths = deque(state["last_lengths"], WINDOW)
+        self.best_mean = state["best_mean"]
+
+
+def strict_json(value: Any) -> Any:
+    """Plain values for strict JSON: numbers that JSON cannot say (NaN, infinities) become null."""
+    if isinstance(value, Mapping):
+        return {str(key): strict_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict_json(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write strict JSON under a temporary name and rename it: readers see the old file or the whole new one."""
+    write_atomically(path, (json.dumps(strict_json(value), indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write bytes to disk under a temporary name, then rename. On an error the temporary file is removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl. A last line that was cut while it was written is left out.
+
+    Raises ValueError that names the line for a damaged line anywhere else.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("not an object")
+            rows.append(row)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path} line {number}: {error}") from None
+    return rows
+
+
+class MetricsWriter:
+    """Appends rows to metrics.jsonl and to TensorBoard's event file in one folder."""
+
+    def __init__(self, folder: Path, tensorboard: bool, resume_update: int | None = None) -> None:
+        """With `resume_update`, rows of later updates (written after the checkpoint) are removed first."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "metrics.jsonl"
+        kept = []
+        if resume_update is not None and self.path.exists():
+            kept = [row for row in read_rows(self.path) if row["update"] <= resume_update]
+        write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        self._file = self.path.open("a", encoding="utf-8")
+        purge_step = kept[-1]["timesteps"] + 1 if kept else None
+        self._events = _open_events(folder, purge_step) if tensorboard else None
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Write one row. Every key of ROW_KEYS must be there."""
+        missing = [key for key in ROW_KEYS if key not in row]
+        if missing:
+            raise KeyError(f"metrics row without {missing}")
+        clean = strict_json({key: row[key] for key in [*ROW_KEYS, *(key for key in row if key not in ROW_KEYS)]})
+        self._file.write(json.dumps(clean, allow_nan=False) + "\n")
+        self._file.flush()
+        if self._events is not None:
+            for key, value in clean.items():
+                if value is not None and key != "timesteps":
+                    self._events.add_scalar(key, value, clean["timesteps"])
+
+    def close(self) -> None:
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def _open_events(folder: Path, purge_step: int | None) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except Exception as error:
+        logger.warning("TensorBoard is not available (%s): metrics go to metrics.jsonl only", error)
+        return None
+    return SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)  # type: ignore[no-untyped-call]
+
+
+def write_columns(rows_path: Path, path: Path) -> None:
+    """Write the series of a metrics.jsonl as columns: {key: [value of every row]}."""
+    rows = read_rows(rows_path)
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    write_json(path, {key: [row.get(key) for row in rows] for key in keys})

@@ -1,0 +1,187 @@
+"""Policy and value networks: the IMPALA residual network, the Nature network, an MLP for vectors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from src.config import ModelConfig
+from src.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What a network has to know of an environment."""
+
+    observation_shape: tuple[int, ...]
+    """(H, W, C) for images as they lie in memory, (D,) for vectors."""
+    observation_dtype: str
+    num_actions: int
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.observation_shape) == 3
+
+    @property
+    def network_shape(self) -> tuple[int, ...]:
+        """The shape of one observation as the network sees it: (C, H, W) for images."""
+        return tuple(np.roll(self.observation_shape, 1).tolist()) if self.is_image else self.observation_shape
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "observation_shape": list(self.observation_shape),
+            "observation_dtype": self.observation_dtype,
+            "num_actions": self.num_actions,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Spaces:
+        return cls(tuple(data["observation_shape"]), data["observation_dtype"], data["num_actions"])
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x)))), all of one width."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv0 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, C, H, W)
+        return x + self.conv1(F.relu(self.conv0(F.relu(x)), inplace=True))
+
+
+class ImpalaCNN(nn.Module):
+    """The residual network of Espeholt et al. 2018, figure 3 (right): conv, max-pool, two residual blocks a stage."""
+
+    def __init__(self, in_shape: tuple[int, ...], channels: tuple[int, ...], hidden_size: int) -> None:
+        super().__init__()
+        in_channels, height, width = in_shape
+        stages: list[nn.Module] = []
+        for out_channels in channels:
+            stages += [
+                nn.Conv2d(in_channels, out_channels, 3, padding=1),
+                nn.MaxPool2d(3, stride=2, padding=1),
+                ResidualBlock(out_channels),
+                ResidualBlock(out_channels),
+            ]
+            in_channels, height, width = out_channels, (height + 1) // 2, (width + 1) // 2
+        self.stages = nn.Sequential(*stages)
+        self.dense = nn.Linear(in_channels * height * width, hidden_size)
+        self.out_features = hidden_size
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) in [0, 1] -> (B, hidden_size)
+        x = F.relu(self.stages(x), inplace=True)
+        # Flattened in memory order (H, W, C): free for channels_last, where C, H, W order would copy.
+        return F.relu(self.dense(x.permute(0, 2, 3, 1).flatten(1)))
+
+
+class NatureCNN(nn.Module):
+    """The three convolutions of Mnih et al. 2015 and a dense layer."""
+
+    def __init__(self, in_shape: tuple[int, ...], hidden_size: int) -> None:
+        super().__init__()
+        in_channels, height, width = in_shape
+        layers: list[nn.Module] = []
+        for out_channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            layers += [nn.Conv2d(in_channels, out_channels, kernel, stride), nn.ReLU(inplace=True)]
+            in_channels = out_channels
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        if height < 1 or width < 1:
+            raise UsageError(f"model.architecture = 'nature' needs images of at least 36 x 36, not {in_shape[1:]}")
+        self.convolutions = nn.Sequential(*layers)
+        self.dense = nn.Linear(in_channels * height * width, hidden_size)
+        self.out_features = hidden_size
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) in [0, 1] -> (B, hidden_size)
+        return F.relu(self.dense(self.convolutions(x).permute(0, 2, 3, 1).flatten(1)))
+
+
+class MLP(nn.Module):
+    """Tanh layers for vector observations."""
+
+    def __init__(self, in_features: int, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        widths = (in_features, *sizes)
+        layers: list[nn.Module] = []
+        for width, following in zip(widths, sizes, strict=False):
+            layers += [nn.Linear(width, following), nn.Tanh()]
+        self.layers = nn.Sequential(*layers)
+        self.out_features = widths[-1]
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, D) -> (B, sizes[-1])
+        return self.layers(x.flatten(1))
+
+
+class ActorCritic(nn.Module):
+    """One body, two heads: action logits and a state value."""
+
+    def __init__(self, body: nn.Module, out_features: int, spaces: Spaces) -> None:
+        super().__init__()
+        self.spaces = spaces
+        self.body = body
+        self.policy = nn.Linear(out_features, spaces.num_actions)
+        self.value = nn.Linear(out_features, 1)
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, *observation_shape) of the environment's dtype -> logits (B, num_actions), values (B,)."""
+        if self.spaces.is_image:
+            # The permuted view of (B, H, W, C) memory is PyTorch's channels_last layout: nothing is copied but to float.
+            observations = observations.permute(0, 3, 1, 2)
+        x = observations.to(torch.float32)
+        if observations.dtype == torch.uint8:
+            x.mul_(1 / 255)
+        features = self.body(x)
+        return self.policy(features), self.value(features).squeeze(-1)
+
+
+def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
+    """Build and initialise the network for an environment; the same seed gives the same weights.
+
+    Orthogonal weights and zero biases: gain sqrt(2) in front of a rectifier, 1 for the value head, 0.01 for the policy
+    head, so that the first policy is nearly uniform. Raises UsageError for a network that does not fit the observation.
+    """
+    architecture = config.architecture
+    if architecture == "auto":
+        architecture = "impala" if spaces.is_image else "mlp"
+    if architecture != "mlp" and not spaces.is_image:
+        raise UsageError(
+            f"model.architecture = {architecture!r} needs image observations, not shape {spaces.observation_shape}"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        body: ImpalaCNN | NatureCNN | MLP
+        if architecture == "impala":
+            body = ImpalaCNN(spaces.network_shape, config.impala_channels, config.hidden_size)
+        elif architecture == "nature":
+            body = NatureCNN(spaces.network_shape, config.hidden_size)
+        else:
+            body = MLP(math.prod(spaces.observation_shape), config.mlp_sizes)
+        model = ActorCritic(body, body.out_features, spaces)
+        for module in body.modules():
+            if isinstance(module, (nn.Conv2d, nn.Linear)):
+                _initialise(module, math.sqrt(2))
+        _initialise(model.policy, 0.01)
+        _initialise(model.value, 1.0)
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _initialise(layer: nn.Conv2d | nn.Linear, gain: float) -> None:
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+
+
+def largest_activation_bytes(config: ModelConfig, spaces: Spaces) -> int:
+    """Bytes of the largest layer output for one sample, which is what a microbatch has to fit into the caches."""
+    if not spaces.is_image:
+        return 4 * max(math.prod(spaces.observation_shape), *config.mlp_sizes)
+    _, height, width = spaces.network_shape
+    if config.architecture == "nature":
+        return 4 * 32 * (height // 4) * (width // 4)
+    return 4 * config.impala_channels[0] * height * width

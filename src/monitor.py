@@ -1,0 +1,91 @@
+"""Memory and CPU time of a run: the whole process tree, sampled in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import psutil
+
+from src.cpu_utils import usable_cores
+
+
+def _tree(root: psutil.Process) -> list[psutil.Process]:
+    return [root, *root.children(recursive=True)]
+
+
+def memory_bytes(process: psutil.Process) -> int:
+    """Proportional set size: private pages and this process's share of shared ones. Resident size where unknown."""
+    info = process.memory_full_info()
+    return int(getattr(info, "pss", 0) or info.rss)
+
+
+class ResourceMonitor:
+    """Samples memory (GB, shared pages counted once) and CPU use (per cent of the usable cores) of the process tree.
+
+    One sample reads a file of /proc for each process: about a millisecond for each gigabyte that it maps.
+    """
+
+    def __init__(self, interval_seconds: float) -> None:
+        self.interval_seconds = interval_seconds
+        self.memory_gb = 0.0
+        self.peak_gb = 0.0
+        self.cpu_percent = 0.0
+        self._memory_sum = 0.0
+        self._samples = 0
+        self._cores = usable_cores()
+        self._root = psutil.Process()
+        self._started = time.perf_counter()
+        self._last = (self._started, self._cpu_seconds())
+        self._first_cpu_seconds = self._last[1]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="resource-monitor", daemon=True)
+
+    def _cpu_seconds(self) -> float:
+        total = 0.0
+        for process in _tree(self._root):
+            with contextlib.suppress(psutil.Error):  # it ended between being listed and being read
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def sample(self) -> None:
+        """Take one sample now."""
+        memory = 0
+        for process in _tree(self._root):
+            with contextlib.suppress(psutil.Error):
+                memory += memory_bytes(process)
+        now, cpu_seconds = time.perf_counter(), self._cpu_seconds()
+        before, cpu_before = self._last
+        if now > before:
+            self.cpu_percent = max(0.0, 100 * (cpu_seconds - cpu_before) / (now - before) / self._cores)
+        self._last = (now, cpu_seconds)
+        self.memory_gb = memory / 2**30
+        self.peak_gb = max(self.peak_gb, self.memory_gb)
+        self._memory_sum += self.memory_gb
+        self._samples += 1
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.interval_seconds):
+            self.sample()
+
+    def start(self) -> None:
+        self.sample()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.sample()
+
+    def usage(self) -> dict[str, float]:
+        """The figures of benchmark_metrics.json: peak and average memory, average CPU use since the start."""
+        seconds = time.perf_counter() - self._started
+        cpu = 100 * (self._cpu_seconds() - self._first_cpu_seconds) / seconds / self._cores if seconds else 0.0
+        return {
+            "peak_memory_gb": round(self.peak_gb, 4),
+            "average_memory_gb": round(self._memory_sum / max(1, self._samples), 4),
+            "average_cpu_percent": round(max(0.0, cpu), 2),
+        }

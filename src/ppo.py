@@ -1,0 +1,139 @@
+"""Proximal policy optimisation with the clipped surrogate (Schulman et al. 2017)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from src.buffer import RolloutBuffer
+from src.config import TrainingConfig
+from src.learner import Learner
+from src.models import ActorCritic
+from src.metrics import SampleMeans, explained_variance
+from src.seeding import minibatch_permutation
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
+    """0.5 (V - R)^2, the mean over samples; all arguments (B,).
+
+    With `clip_range` the larger of the squared errors of V and of V kept within `clip_range` of the old value.
+    """
+    errors = (values - returns).square()
+    if clip_range is not None:
+        clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
+        errors = torch.maximum(errors, (clipped - returns).square())
+    return 0.5 * errors.mean()
+
+
+def ppo_loss(
+    logits: Tensor,
+    values: Tensor,
+    actions: Tensor,
+    old_log_probs: Tensor,
+    old_values: Tensor,
+    advantages: Tensor,
+    returns: Tensor,
+    config: TrainingConfig,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of equation 9, to be minimised: -L_clip + vf_coef * L_value - ent_coef * entropy.
+
+    | argument                                               | shape  |
+    |--------------------------------------------------------|--------|
+    | logits                                                 | (B, A) |
+    | values, old_values, actions, old_log_probs             | (B,)   |
+    | advantages, returns                                    | (B,)   |
+
+    Returns the loss and the means over samples of its parts, of the approximate KL divergence from the behaviour
+    policy, E[(r - 1) - log r] (Schulman, "Approximating KL divergence", 2020), and of the share of ratios clipped.
+    """
+    all_log_probs = torch.log_softmax(logits, dim=-1)
+    log_probs = all_log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    log_ratios = log_probs - old_log_probs
+    ratios = log_ratios.exp()
+    clipped_ratios = ratios.clamp(1 - config.clip_range, 1 + config.clip_range)
+    policy_loss = -torch.minimum(ratios * advantages, clipped_ratios * advantages).mean()
+    entropy = -(all_log_probs.exp() * all_log_probs).sum(-1).mean()
+    values_loss = value_loss(values, old_values, returns, config.clip_range if config.clip_value_loss else None)
+    loss = policy_loss + config.vf_coef * values_loss - config.ent_coef * entropy
+    return loss, {
+        "policy_loss": policy_loss,
+        "value_loss": values_loss,
+        "entropy": entropy,
+        "approx_kl": (ratios - 1 - log_ratios).mean(),
+        "clip_fraction": ((ratios - 1).abs() > config.clip_range).float().mean(),
+    }
+
+
+def normalisation(advantages: NDArray[np.float32], learner: Learner) -> tuple[float, float]:
+    """(mean, 1 / standard deviation) of a minibatch's advantages, of which this process holds a share.
+
+    Without spread, as in a minibatch of one sample, the second is 0: nothing tells good actions from bad.
+    """
+    share = advantages.astype(np.float64)
+    count, total = learner.communicator.sum_floats([share.size, share.sum()])
+    mean = total / count
+    (squares,) = learner.communicator.sum_floats([np.square(share - mean).sum()])
+    std = (squares / max(1.0, count - 1)) ** 0.5
+    return mean, 1 / (std + 1e-8) if std > 0 else 0.0
+
+
+def minibatch_loss(
+    model: ActorCritic,
+    data: dict[str, Tensor],
+    config: TrainingConfig,
+    centre: float,
+    scale: float,
+    samples: NDArray[np.int64],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`ppo_loss` of some samples of the flat rollout `data`, its advantages shifted by `centre` and scaled."""
+    batch = {name: values[samples] for name, values in data.items()}
+    logits, values = model(batch["observations"])
+    return ppo_loss(
+        logits,
+        values,
+        batch["actions"],
+        batch["log_probs"],
+        batch["values"],
+        (batch["advantages"] - centre) * scale,
+        batch["returns"],
+        config,
+    )
+
+
+def update(learner: Learner, rollout: RolloutBuffer, config: TrainingConfig, number: int) -> dict[str, float | None]:
+    """One PPO update: `n_epochs` passes over the rollout in shuffled minibatches. Every sample is used once a pass.
+
+    `rollout` has its advantages and returns; `number` counts the updates of the run and keys the shuffling.
+    Returns the means over all minibatches, weighted by their samples, and the number of epochs that were done.
+    """
+    data = {
+        name: torch.from_numpy(rollout.flat(name))
+        for name in ("observations", "actions", "log_probs", "values", "advantages", "returns")
+    }
+    communicator = learner.communicator
+    means = SampleMeans()
+    epochs = 0
+    for epoch in range(config.n_epochs):
+        order = minibatch_permutation(config.seed, number, epoch, rollout.num_samples)
+        epoch_means = SampleMeans()
+        for start in range(0, rollout.num_samples, config.batch_size):
+            minibatch = order[start : start + config.batch_size]
+            share = minibatch[communicator.rank :: communicator.world_size]
+            centre, scale = 0.0, 1.0
+            if config.normalize_advantages:
+                centre, scale = normalisation(rollout.flat("advantages")[share], learner)
+            loss = partial(minibatch_loss, learner.model, data, config, centre, scale)
+            epoch_means.add(learner.step(share, len(minibatch), loss), len(minibatch))
+        means.merge(epoch_means)
+        epochs += 1
+        if config.target_kl is not None and epoch_means["approx_kl"] > config.target_kl:
+            break
+    return {
+        **means.result(),
+        "explained_variance": explained_variance(rollout.values, rollout.returns),
+        "epochs": epochs,
+    }

@@ -1,0 +1,29 @@
+"""The names of Procgen's games and what each of them offers. Plain facts: importing this loads nothing."""
+
+from __future__ import annotations
+
+GAMES = tuple(
+    "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot "
+    "heist jumper leaper maze miner ninja plunder starpilot".split()
+)
+# Procgen ends the process when a game is asked for a mode that it does not have; easy and hard exist for all.
+GAMES_WITH_MODE = {
+    "easy": GAMES,
+    "hard": GAMES,
+    "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
+    "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
+    "exploration": ("caveflyer", "climber", "coinrun", "heist", "jumper", "leaper", "maze", "ninja"),
+}
+MAX_LEVEL = 2**31 - 1  # levels are numbered by 31 bits
+
+
+def procgen_game(env_id: str) -> str | None:
+    """The game meant by `coinrun`, `procgen-coinrun-v0` or `procgen:procgen-coinrun-v0`; None for another id."""
+    name = env_id.removeprefix("procgen:").removeprefix("procgen-").removesuffix("-v0")
+    return name if name in GAMES else None
+
+
+def canonical_id(env_id: str) -> str:
+    """Every form of a Procgen game's name becomes `procgen-<game>-v0`; other ids stay as they are."""
+    game = procgen_game(env_id)
+    return f"procgen-{game}-v0" if game else env_id

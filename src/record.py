@@ -1,0 +1,93 @@
+"""What a run says of itself when it ends: benchmark_metrics.json, training_summary.json, metrics.json."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from src.config import Config
+from src.cpu_utils import describe_machine
+from src.metrics import write_columns, write_json
+from src.run_folder import RunFolder
+
+SCHEMA_VERSION = 1
+
+
+def _version(*distributions: str) -> str | None:
+    for distribution in distributions:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+@functools.cache
+def describe_software() -> dict[str, str | None]:
+    """Versions of what the figures depend on, and the commit of this project if it is a git checkout."""
+    try:
+        result = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+        commit = result.stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        commit = None
+    return {
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "numpy": _version("numpy"),
+        "procgen": _version("procgen", "procgen-mirror"),
+        "gymnasium": _version("gymnasium"),
+        "git_commit": commit,
+    }
+
+
+def write_record(folder: RunFolder, config: Config, status: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Write the three files and return the content of benchmark_metrics.json.
+
+    `status` is completed, interrupted or failed. `figures` has start_time, end_time, duration_hours, total_timesteps,
+    total_updates, total_episodes, average_fps, final_fps, performance, resource_usage, time_breakdown and threads.
+    """
+    threads = figures.pop("threads")
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "status": status,
+        "algorithm": config.algorithm,
+        "training_mode": config.mode,
+        "env": config.env.id,
+        "seed": config.training.seed,
+        **figures,
+        "hardware": {**describe_machine(), "threads": threads},
+        "software": describe_software(),
+        "config": config.model_dump(mode="json"),
+    }
+    performance, usage = record["performance"], record["resource_usage"]
+    summary = {
+        "algorithm": config.algorithm,
+        "mode": config.mode,
+        "status": status,
+        "duration_hours": record["duration_hours"],
+        "total_timesteps": record["total_timesteps"],
+        "total_updates": record["total_updates"],
+        "avg_fps": record["average_fps"],
+        "final_fps": record["final_fps"],
+        "peak_memory_gb": usage["peak_memory_gb"],
+        "initial_reward": performance["initial_reward"],
+        "final_reward": performance["final_reward"],
+        "best_reward": performance["best_reward"],
+        "num_episodes": record["total_episodes"],
+    }
+    if folder.rows.exists():
+        write_columns(folder.rows, folder.root / "metrics.json")
+    write_json(folder.root / "training_summary.json", summary)
+    write_json(folder.root / "benchmark_metrics.json", record)
+    return record

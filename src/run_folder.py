@@ -1,0 +1,142 @@
+"""The folder of a run: where its files lie, who may write into it, and how a resumed run finds its place."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
+
+from src.config import Config, build_config, dump_config, flat_settings, read_config_file
+from src.errors import RunError, UsageError
+from src.metrics import write_atomically
+
+RESULT_FILES = ("benchmark_metrics.json", "training_summary.json", "metrics.json")
+CONFIG_FILE = "config.yaml"
+
+
+class RunFolder:
+    """Paths of a run. Making the object touches nothing on disk."""
+
+    def __init__(self, root: Path | None, config: Config) -> None:
+        """Without `root`, `claim` makes runs/<algorithm>_<mode>_<env>_seed<seed>_<time>."""
+        self.automatic = root is None
+        self.root = root or Path("runs") / automatic_name(config)
+        self.stem = f"{config.algorithm}_{config.mode}"
+        self.log_name = f"{config.algorithm.upper()}_{config.mode.capitalize()}"
+        self.checkpoint_dir = config.logging.checkpoint_dir
+        self.log_dir = config.logging.log_dir
+
+    @property
+    def config_path(self) -> Path:
+        return self.root / CONFIG_FILE
+
+    @property
+    def checkpoints(self) -> Path:
+        return Path(self.checkpoint_dir or self.root / "checkpoints")
+
+    @property
+    def logs(self) -> Path:
+        return Path(self.log_dir or self.root / "logs") / self.log_name
+
+    @property
+    def rows(self) -> Path:
+        return self.logs / "metrics.jsonl"
+
+    def checkpoint(self, kind: str) -> Path:
+        """The path of a checkpoint; `kind` is `final`, `best` or `step_<n>`."""
+        return self.checkpoints / f"{self.stem}_{kind}.pt"
+
+    def occupied_by(self) -> Path | None:
+        """A file of an earlier run in this folder, None if there is none."""
+        candidates = [self.config_path, self.rows, *(self.root / name for name in RESULT_FILES)]
+        candidates += self.checkpoints.glob(f"{self.stem}_*.pt")
+        return next((path for path in candidates if path.exists()), None)
+
+    def refuse_if_occupied(self) -> None:
+        occupant = self.occupied_by()
+        if occupant is not None:
+            raise UsageError(
+                f"{self.root} already holds a run ({occupant}); use --resume to continue it, --overwrite to replace it, "
+                "or another --output-dir"
+            )
+
+    def claim(self, config: Config, overwrite: bool) -> None:
+        """Make the folder and write config.yaml; of two processes that claim one folder, the second is refused."""
+        if overwrite:
+            self.clear()
+        self.refuse_if_occupied()
+        try:
+            if self.automatic:
+                self._make_unique_root()
+            self.root.mkdir(parents=True, exist_ok=True)
+            with self.config_path.open("x", encoding="utf-8") as file:
+                file.write(dump_config(config))
+        except FileExistsError:
+            raise UsageError(f"{self.root} was taken by another run just now; use another --output-dir") from None
+        except OSError as error:
+            raise RunError(f"cannot write to {self.root}: {error.strerror or error}") from error
+
+    def _make_unique_root(self) -> None:
+        """Make the folder, with a number behind its name if another run took that name in the same second."""
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        name, number = self.root.name, 1
+        while True:
+            try:
+                self.root.mkdir()
+                return
+            except FileExistsError:
+                number += 1
+                self.root = self.root.with_name(f"{name}_{number}")
+
+    def reopen(self, config: Config, checkpoint_path: Path, timesteps: int) -> None:
+        """Prepare the folder of a run that goes on: it has not ended, so nothing in it may say that it has."""
+        self.clear_results()
+        if checkpoint_path == self.checkpoint("final"):
+            checkpoint_path.replace(self.checkpoint(f"step_{timesteps}"))
+        write_atomically(self.config_path, dump_config(config).encode())
+
+    def clear(self) -> None:
+        """Delete the files of an earlier run, and nothing else that lies in the folder."""
+        self.clear_results()
+        for path in self.checkpoints.glob(f"{self.stem}_*.pt"):
+            path.unlink()
+        for path in (self.root / "evaluation").glob("*.json"):
+            path.unlink()
+        shutil.rmtree(self.logs, ignore_errors=True)
+        self.config_path.unlink(missing_ok=True)
+
+    def clear_results(self) -> None:
+        """Delete what states how a run ended: a run that goes on has not ended."""
+        for name in RESULT_FILES:
+            (self.root / name).unlink(missing_ok=True)
+
+
+def automatic_name(config: Config) -> str:
+    env = re.sub(r"[^\w.-]", "-", config.env.id)
+    time_now = time.strftime("%Y%m%d-%H%M%S")
+    return f"{config.algorithm}_{config.mode}_{env}_seed{config.training.seed}_{time_now}"
+
+
+# What a resumed run may change: how long it goes on, how it is logged, and on what hardware.
+RESUMABLE = ("training.total_timesteps", "training.duration_hours", "hardware.", "logging.")
+
+
+def config_of_run(root: Path) -> Config:
+    """The configuration that a run was started with. Raises UsageError if the folder holds no run."""
+    path = root / CONFIG_FILE
+    if not path.exists():
+        raise UsageError(f"{root} holds no run to resume (no {CONFIG_FILE})")
+    return build_config(read_config_file(path), str(path))
+
+
+def require_same_run(before: Config, now: Config) -> None:
+    """Raise UsageError if a resumed run would not be the same run: it names each setting with both values."""
+    old, new = flat_settings(before), flat_settings(now)
+    changed = [
+        f"{key} = {old.get(key)!r} in the run, {new.get(key)!r} now"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key) and not key.startswith(RESUMABLE)
+    ]
+    if changed:
+        raise UsageError(f"cannot resume with other settings: {'; '.join(changed)}")
