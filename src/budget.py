@@ -20,7 +20,9 @@ class Budget:
     def of(cls, config: Config) -> Budget:
         hours = config.training.duration_hours
         return cls(
-            config.timesteps_per_update, config.training.total_timesteps, None if hours is None else hours * 3600
+            config.timesteps_per_update,
+            config.training.total_timesteps,
+            None if hours is None else hours * 3600,
         )
 
     @property
@@ -39,7 +41,8 @@ class Budget:
     def finished(self, updates: int, elapsed: float, update_seconds: float) -> bool:
         """Whether to stop here, after `updates` updates of which the last took `update_seconds`.
 
-        At least one update is made. A timed run stops if the next boundary would lie farther from the deadline.
+        At least one update is made. A timed run stops if the next boundary would lie farther from the
+        deadline.
         """
         if updates == 0:
             return False

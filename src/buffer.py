@@ -13,7 +13,9 @@ from src.models import Spaces
 ALIGNMENT = 64
 
 
-def rollout_layout(n_steps: int, num_envs: int, spaces: Spaces) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+def rollout_layout(
+    n_steps: int, num_envs: int, spaces: Spaces
+) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     """Name -> (shape, dtype) of every array of a rollout; T = n_steps, N = num_envs."""
     grid = (n_steps, num_envs)
     return {
@@ -43,10 +45,11 @@ def _aligned(size: int) -> int:
 
 
 class RolloutBuffer:
-    """Time-major arrays (T, N, ...), named as in `rollout_layout`, laid one after another in one block of memory.
+    """Time-major arrays (T, N, ...), named as in `rollout_layout`, laid one after another in one block of
+    memory.
 
-    The block is private memory unless one is given: any writable buffer of `rollout_bytes` bytes will do, so a rollout
-    can as well lie in memory that processes share or in a mapped file.
+    The block is private memory unless one is given: any writable buffer of `rollout_bytes` bytes will do, so
+    a rollout can as well lie in memory that processes share or in a mapped file.
     """
 
     observations: NDArray[Any]

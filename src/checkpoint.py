@@ -1,4 +1,5 @@
-"""Checkpoints: tensors and plain values only, written aside and renamed, refused with a reason when they do not fit."""
+"""Checkpoints: tensors and plain values only, written aside and renamed, refused with a reason when they do
+not fit."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ KEYS = ("format", "algorithm", "mode", "config", "spaces", "learner", "counters"
 
 
 def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
-    """Write a checkpoint so that a crash or a full disk leaves the older files as they are. Raises RunError."""
+    """Write a checkpoint so that a crash or a full disk leaves the older files as they are. Raises
+    RunError."""
     content = io.BytesIO()
     torch.save({"format": FORMAT, **checkpoint}, content)
     try:
@@ -44,7 +46,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or any(key not in checkpoint for key in KEYS):
         raise UsageError(f"{path} is not a checkpoint of this project")
     if checkpoint["format"] != FORMAT:
-        raise UsageError(f"{path} has checkpoint format {checkpoint['format']}; this version reads format {FORMAT}")
+        raise UsageError(
+            f"{path} has checkpoint format {checkpoint['format']}; this version reads format {FORMAT}"
+        )
     return checkpoint
 
 
@@ -66,9 +70,11 @@ def keep_newest(folder: Path, stem: str, count: int) -> None:
 
 
 def newest_checkpoint(folder: Path, stem: str) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint of a run that is farthest on, with its content; damaged ones are passed over with a warning.
+    """The checkpoint of a run that is farthest on, with its content; damaged ones are passed over with a
+    warning.
 
-    Returns None for a run that has not come to its first checkpoint. Raises UsageError if all of them are damaged.
+    Returns None for a run that has not come to its first checkpoint. Raises UsageError if all of them are
+    damaged.
     """
     paths = [*step_checkpoints(folder, stem), *folder.glob(f"{stem}_final.pt")]
     error: UsageError | None = None

@@ -39,21 +39,43 @@ def count(text: str) -> int:
 
 FLAGS = (
     Flag("--duration", "training.duration_hours", float, "hours of wall clock to train for"),
-    Flag("--total-timesteps", "training.total_timesteps", count, "environment steps to train for, over all environments"),
+    Flag(
+        "--total-timesteps",
+        "training.total_timesteps",
+        count,
+        "environment steps to train for, over all environments",
+    ),
     Flag("--env", "env.id", str, "a Procgen game (coinrun, procgen-coinrun-v0), a Gymnasium id, or gym:<id>"),
     Flag("--num-envs", "env.num_envs", count, "environments in all"),
-    Flag("--num-threads", "hardware.num_threads", count, "threads of one process (default: OMP_NUM_THREADS, or the cores)"),
+    Flag(
+        "--num-threads",
+        "hardware.num_threads",
+        count,
+        "threads of one process (default: OMP_NUM_THREADS, or the cores)",
+    ),
     Flag("--n-steps", "training.n_steps", count, "steps of each environment in a rollout"),
     Flag("--batch-size", "training.batch_size", count, "samples in a minibatch"),
     Flag("--n-epochs", "training.n_epochs", count, "passes over each rollout"),
     Flag("--learning-rate", "training.learning_rate", float, "learning rate at the start"),
     Flag("--gamma", "training.gamma", float, "discount factor"),
     Flag("--seed", "training.seed", count, "seed of environments, weights, actions and minibatches"),
-    Flag("--distribution-mode", "env.distribution_mode", str, "Procgen: easy, hard, extreme, memory or exploration"),
+    Flag(
+        "--distribution-mode",
+        "env.distribution_mode",
+        str,
+        "Procgen: easy, hard, extreme, memory or exploration",
+    ),
     Flag("--num-levels", "env.num_levels", count, "Procgen: levels to train on, 0 for all"),
     Flag("--start-level", "env.start_level", count, "Procgen: the first level"),
-    Flag("--checkpoint-dir", "logging.checkpoint_dir", str, "folder for checkpoints (default: <output-dir>/checkpoints)"),
-    Flag("--log-dir", "logging.log_dir", str, "folder for metrics and TensorBoard (default: <output-dir>/logs)"),
+    Flag(
+        "--checkpoint-dir",
+        "logging.checkpoint_dir",
+        str,
+        "folder for checkpoints (default: <output-dir>/checkpoints)",
+    ),
+    Flag(
+        "--log-dir", "logging.log_dir", str, "folder for metrics and TensorBoard (default: <output-dir>/logs)"
+    ),
     Flag("--device", "hardware.device", str, "cpu"),
 )
 
@@ -70,16 +92,26 @@ def default_config_path(algorithm: str, mode: str) -> Path:
 
 
 def make_parser(algorithm: str, mode: str, timed: bool) -> Parser:
-    limit = f"for a given wall-clock time (--duration, {DEFAULT_HOURS:g} hour)" if timed else "for a number of timesteps"
+    limit = (
+        f"for a given wall-clock time (--duration, {DEFAULT_HOURS:g} hour)"
+        if timed
+        else "for a number of timesteps"
+    )
     parser = Parser(
-        description=f"Train {algorithm.upper()}, {mode}, {limit}. Settings come from the config file; flags go over them.",
-        epilog="With both --duration and --total-timesteps, whichever ends first ends the run. Ctrl-C stops it safely: "
-        "--resume --output-dir DIR continues. Every setting of the config file can be given as --set section.key=value.",
+        description=f"Train {algorithm.upper()}, {mode}, {limit}. "
+        "Settings come from the config file; flags go over them.",
+        epilog="With both --duration and --total-timesteps, whichever ends first ends the run. "
+        "Ctrl-C stops it safely: --resume --output-dir DIR continues. "
+        "Every setting of the config file can be given as --set section.key=value.",
         allow_abbrev=False,
     )
     path = default_config_path(algorithm, mode)
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings (default: {path.relative_to(PROJECT)})")
-    parser.add_argument("--output-dir", type=Path, metavar="DIR", help="folder of the run (default: a new one in runs/)")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"settings (default: {path.relative_to(PROJECT)})"
+    )
+    parser.add_argument(
+        "--output-dir", type=Path, metavar="DIR", help="folder of the run (default: a new one in runs/)"
+    )
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue the run in --output-dir")
     existing.add_argument("--overwrite", action="store_true", help="replace the run in --output-dir")
@@ -90,10 +122,18 @@ def make_parser(algorithm: str, mode: str, timed: bool) -> Parser:
     for name in ("--num-workers", "--num-actors"):
         workers.add_argument(name, type=count, metavar="N", help="processes that step environments")
     workers.add_argument(
-        "--num-envs-per-worker", "--num-envs-per-actor", type=count, metavar="N", help="environments of each process"
+        "--num-envs-per-worker",
+        "--num-envs-per-actor",
+        type=count,
+        metavar="N",
+        help="environments of each process",
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="any setting, for example training.clip_range=0.1"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting, for example training.clip_range=0.1",
     )
     return parser
 
@@ -116,13 +156,15 @@ def apply_single_process(data: dict[str, Any], arguments: argparse.Namespace) ->
     for name in ("num_workers", "num_actors"):
         if getattr(arguments, name) not in (None, 1):
             flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} {getattr(arguments, name)}: this script trains in one process; only 1 is possible")
+            raise UsageError(
+                f"{flag} {getattr(arguments, name)}: this script trains in one process; only 1 is possible"
+            )
     per_process = arguments.num_envs_per_worker
     if per_process is not None:
-        if vars(arguments)["env.num_envs"] not in (None, per_process):
+        total = vars(arguments)["env.num_envs"]
+        if total not in (None, per_process):
             raise UsageError(
-                f"--num-envs-per-worker {per_process} contradicts --num-envs {vars(arguments)['env.num_envs']} "
-                "in a script with one process"
+                f"--num-envs-per-worker {per_process} contradicts --num-envs {total} in one process"
             )
         set_value(data, "env.num_envs", per_process, "--num-envs-per-worker")
 
@@ -140,7 +182,9 @@ def apply_budget(data: dict[str, Any], arguments: argparse.Namespace, timed: boo
     elif given["training.duration_hours"] is None:
         training["duration_hours"] = None
         if training.get("total_timesteps", 1) is None:
-            raise UsageError("training.total_timesteps is null: give --total-timesteps, or use the timed script")
+            raise UsageError(
+                "training.total_timesteps is null: give --total-timesteps, or use the timed script"
+            )
 
 
 def resolve_config(arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool) -> Config:
@@ -159,13 +203,16 @@ def resolve_config(arguments: argparse.Namespace, algorithm: str, mode: str, tim
 def resolve_resumed(
     arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool
 ) -> tuple[Config, RunFolder]:
-    """Configuration and folder of a run that goes on. Raises UsageError if there is none or it would be another run."""
+    """Configuration and folder of a run that goes on. Raises UsageError if there is none or it would be
+    another run."""
     root = arguments.output_dir
     if root is None:
         raise UsageError("--resume needs --output-dir, the folder of the run to continue")
     before = config_of_run(root)
     if (before.algorithm, before.mode) != (algorithm, mode):
-        raise UsageError(f"{root} holds a run of {before.algorithm} {before.mode}; this script runs {algorithm} {mode}")
+        raise UsageError(
+            f"{root} holds a run of {before.algorithm} {before.mode}; this script runs {algorithm} {mode}"
+        )
     if arguments.config is not None:
         now = resolve_config(arguments, algorithm, mode, timed)
     else:

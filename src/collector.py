@@ -37,7 +37,8 @@ def sample_actions(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Ten
 
 
 class Collector:
-    """Steps environments first_env, first_env + 1, ... of the run and keeps what carries over between rollouts."""
+    """Steps environments first_env, first_env + 1, ... of the run and keeps what carries over between
+    rollouts."""
 
     def __init__(
         self,
@@ -60,7 +61,8 @@ class Collector:
         self.running_lengths = np.zeros(env.num_envs, np.int64)
 
     def collect(self, rollout: RolloutBuffer, update: int) -> list[Episode]:
-        """Fill `rollout` (T, N) with the model's own actions and return the episodes that ended, in order of time.
+        """Fill `rollout` (T, N) with the model's own actions and return the episodes that ended, in order of
+        time.
 
         Rewards are stored raw. The action noise is keyed by seed, update and environment.
         Raises RunError if an environment raises or returns numbers that are not finite.
@@ -69,6 +71,7 @@ class Collector:
             action_noise(self.seed, update, self.first_env, self.env.num_envs, rollout.n_steps)
         )
         episodes: list[Episode] = []
+        final_observations: dict[int, NDArray[Any]] = {}
         for t in range(rollout.n_steps):
             self.heartbeat()
             rollout.observations[t] = self.observations
@@ -78,19 +81,19 @@ class Collector:
             rollout.actions[t] = actions.numpy()
             rollout.log_probs[t] = log_probs.numpy()
             rollout.values[t] = values.numpy()
+            if t > 0:
+                self._bootstrap(rollout, t - 1, rollout.values[t], final_observations)
             with self.timer("env"):
                 final_observations = self._step(rollout, t, update)
-            if t > 0:
-                self._bootstrap(rollout, t - 1, rollout.values[t], pending)
-            pending = final_observations
             episodes += self._count_episodes(rollout, t)
         with self.timer("inference"), torch.inference_mode():
             values = self.model(torch.from_numpy(self.observations))[1]
-        self._bootstrap(rollout, rollout.n_steps - 1, values.numpy(), pending)
+        self._bootstrap(rollout, rollout.n_steps - 1, values.numpy(), final_observations)
         return episodes
 
     def _step(self, rollout: RolloutBuffer, t: int, update: int) -> dict[int, NDArray[Any]]:
-        """Step the environments into row t; returns the final observations of the episodes that were truncated."""
+        """Step the environments into row t; returns the final observations of the episodes that were
+        truncated."""
         where = f"step {t} of update {update}"
         try:
             observations, rewards, terminated, truncated, infos = self.env.step(rollout.actions[t])
@@ -115,7 +118,8 @@ class Collector:
     def _bootstrap(
         self, rollout: RolloutBuffer, t: int, next_values: NDArray[np.float32], final: dict[int, NDArray[Any]]
     ) -> None:
-        """Write V of the true successors of row t: of the final observation where an episode was truncated."""
+        """Write V of the true successors of row t: of the final observation where an episode was
+        truncated."""
         rollout.bootstrap_values[t] = next_values
         if final:
             with self.timer("inference"), torch.inference_mode():
@@ -143,7 +147,8 @@ class Collector:
         }
 
     def load(self, state: dict[str, Any]) -> bool:
-        """Go on from a saved state. Returns False, and begins new episodes, if the environments could not be saved."""
+        """Go on from a saved state. Returns False, and begins new episodes, if the environments could not be
+        saved."""
         if state["env_states"] is None:
             return False
         self.env.set_state([bytes(each.numpy()) for each in state["env_states"]])  # type: ignore[attr-defined]

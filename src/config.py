@@ -1,7 +1,8 @@
 """The configuration of a run: typed, validated, frozen.
 
-A YAML file, then command-line values over it, become one `Config`. Nothing is ignored: an unknown key, a value of
-the wrong type or an impossible combination is a `UsageError` that names the key, the value and the rule.
+A YAML file, then command-line values over it, become one `Config`. Nothing is ignored: an unknown key, a
+value of the wrong type or an impossible combination is a `UsageError` that names the key, the value and the
+rule.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    model_validator,
+)
 
 from src.errors import UsageError
 from src.procgen_games import GAMES_WITH_MODE, MAX_LEVEL, canonical_id, procgen_game
@@ -61,10 +71,12 @@ class EnvConfig(Section):
     num_envs: Count = 32
     """Environments in all, over every process."""
     group_size: Count | None = None
-    """Environments that share one native batch and one seed; null: the largest divisor of the envs per process <= 8."""
+    """Environments that share one native batch and one seed; null: the largest divisor of the envs per
+    process <= 8."""
     distribution_mode: DistributionMode = "easy"
     num_levels: NonNegative | None = None
-    """Levels to train on, 0 for all of them; null: 200, except in exploration mode, which fixes its one level."""
+    """Levels to train on, 0 for all of them; null: 200, except in exploration mode, which fixes its one
+    level."""
     start_level: NonNegative = 0
     procgen: ProcgenOptions = ProcgenOptions()
     kwargs: dict[str, Any] = {}
@@ -78,7 +90,9 @@ class EnvConfig(Section):
         values = dict(data)
         if values.get("distribution_mode") == "exploration":
             if values.get("num_levels") is not None or values.get("start_level", 0) != 0:
-                raise ValueError("distribution_mode exploration fixes its one level: leave out num_levels and start_level")
+                raise ValueError(
+                    "distribution_mode exploration fixes its one level: leave out num_levels and start_level"
+                )
         elif values.get("num_levels") is None:
             values["num_levels"] = DEFAULT_NUM_LEVELS
         return values
@@ -93,7 +107,8 @@ class EnvConfig(Section):
         with_mode = GAMES_WITH_MODE[self.distribution_mode]
         if game is not None and game not in with_mode:
             raise ValueError(
-                f"{self.id} has no distribution_mode {self.distribution_mode!r}; games that have it: {', '.join(with_mode)}"
+                f"{self.id} has no distribution_mode {self.distribution_mode!r}; "
+                f"games that have it: {', '.join(with_mode)}"
             )
         if game is not None and self.kwargs:
             raise ValueError("kwargs are for Gymnasium environments; Procgen's options go under env.procgen")
@@ -112,7 +127,8 @@ class ModelConfig(Section):
 class TrainingConfig(Section):
     seed: NonNegative = 42
     total_timesteps: Count | None = 25_000_000
-    """Budget of the fixed-timesteps scripts: environment steps over all environments, rounded up to whole rollouts."""
+    """Budget of the fixed-timesteps scripts: environment steps over all environments, rounded up to whole
+    rollouts."""
     duration_hours: PositiveFloat | None = None
     """Budget of the timed scripts: hours of wall clock."""
     n_steps: Count = 128
@@ -144,7 +160,8 @@ class HardwareConfig(Section):
     num_threads: Count | None = None
     """Threads of one process; null: OMP_NUM_THREADS if set, else one per usable physical core."""
     microbatch_size: Count | None = None
-    """Samples whose activations are alive at once; null: chosen for the machine. Does not change the mathematics."""
+    """Samples whose activations are alive at once; null: chosen for the machine. Does not change the
+    mathematics."""
     tune_allocator: bool = True
     """Have glibc reuse freed pages instead of returning them to the system (Linux)."""
 
@@ -221,9 +238,11 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} appears twice", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -238,11 +257,13 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, source: str) -> Any:
     """Parse YAML text. Raises UsageError that names `source` and the line."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{source}{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        raise UsageError(
+            f"{source}{where}: not valid YAML: {getattr(error, 'problem', None) or error}"
+        ) from None
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -260,7 +281,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: expected sections (env, model, training, ...), found {type(data).__name__}")
+        raise UsageError(
+            f"{path}: expected sections (env, model, training, ...), found {type(data).__name__}"
+        )
     _move_aliases(data, str(path))
     return data
 
@@ -276,7 +299,9 @@ def _move_aliases(data: dict[str, Any], source: str) -> None:
         if not isinstance(target, dict):
             continue  # validation names the malformed section
         if home_key in target and target[home_key] != value:
-            raise UsageError(f"{source}: {alias} = {value!r} contradicts {home} = {target[home_key]!r}; keep one of them")
+            raise UsageError(
+                f"{source}: {alias} = {value!r} contradicts {home} = {target[home_key]!r}; keep one of them"
+            )
         target[home_key] = value
 
 
@@ -295,8 +320,11 @@ def set_value(data: dict[str, Any], dotted_key: str, value: Any, source: str) ->
 
 
 def build_config(data: Mapping[str, Any], source: str) -> Config:
-    """Validate plain sections. Raises UsageError with one line that names every offending key, value and rule."""
-    sections = {key: {} if value is None and key in Config.model_fields else value for key, value in data.items()}
+    """Validate plain sections. Raises UsageError with one line that names every offending key, value and
+    rule."""
+    sections = {
+        key: {} if value is None and key in Config.model_fields else value for key, value in data.items()
+    }
     try:
         return Config.model_validate(sections)
     except ValidationError as error:
@@ -334,7 +362,9 @@ def flat_settings(config: Config) -> dict[str, Any]:
     def walk(data: dict[str, Any], prefix: str) -> dict[str, Any]:
         flat: dict[str, Any] = {}
         for key, value in data.items():
-            flat.update(walk(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value})
+            flat.update(
+                walk(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+            )
         return flat
 
     return walk(config.model_dump(), "")

@@ -28,7 +28,9 @@ def describe_budget(budget: Budget) -> str:
     if budget.seconds is not None:
         parts.append(f"{clock(budget.seconds)} of wall clock")
     if budget.updates is not None:
-        parts.append(f"{budget.updates * budget.timesteps_per_update:,} timesteps ({budget.updates:,} updates)")
+        parts.append(
+            f"{budget.updates * budget.timesteps_per_update:,} timesteps ({budget.updates:,} updates)"
+        )
     return " or ".join(parts)
 
 
@@ -53,12 +55,15 @@ def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: 
         "algorithm": f"{config.algorithm.upper()}, {config.mode}",
         "environment": f"{env.id}{levels}",
         "environments": f"{env.num_envs} in groups of {config.group_size}",
-        "rollout": f"{training.n_steps} steps x {env.num_envs} environments = {config.timesteps_per_update:,} timesteps",
-        "learning": f"{training.n_epochs} epochs, minibatches of {training.batch_size}, {training.optimizer}, "
-        f"rate {training.learning_rate:g} ({training.lr_schedule}), gamma {training.gamma:g}",
+        "rollout": f"{training.n_steps} steps x {env.num_envs} environments "
+        f"= {config.timesteps_per_update:,} timesteps",
+        "learning": f"{training.n_epochs} epochs, minibatches of {training.batch_size}, "
+        f"{training.optimizer}, rate {training.learning_rate:g} ({training.lr_schedule}), "
+        f"gamma {training.gamma:g}",
         "budget": describe_budget(budget),
         "seed": str(training.seed),
-        "machine": f"{machine['cpu_model']}, {machine['usable_cores']} usable cores, {machine['ram_gb']:.0f} GB",
+        "machine": f"{machine['cpu_model']}, {machine['usable_cores']} usable cores, "
+        f"{machine['ram_gb']:.0f} GB",
         **facts,
         "results": str(root),
     }
@@ -80,7 +85,10 @@ class Progress:
         self.bar: tqdm[Any] | None = None
         if sys.stderr.isatty():
             self.bar = tqdm(
-                total=1.0, bar_format="{percentage:3.0f}%|{bar}| {desc}", dynamic_ncols=True, mininterval=REFRESH_SECONDS
+                total=1.0,
+                bar_format="{percentage:3.0f}%|{bar}| {desc}",
+                dynamic_ncols=True,
+                mininterval=REFRESH_SECONDS,
             )
             self.refresh(elapsed)
 
@@ -92,13 +100,16 @@ class Progress:
         self._next_refresh = now + REFRESH_SECONDS
         self.bar.n = self.budget.share_used(self.updates, elapsed)
         total = "" if self.budget.seconds is None else f"/{clock(self.budget.seconds)}"
-        self.bar.set_description_str(f"{clock(elapsed)}{total} {self.text or 'collecting the first rollout'}", refresh=True)
+        self.bar.set_description_str(
+            f"{clock(elapsed)}{total} {self.text or 'collecting the first rollout'}", refresh=True
+        )
 
     def update(self, row: dict[str, Any]) -> None:
         """Show the figures of a finished update."""
         self.updates = row["update"]
         self.text = (
-            f"update {row['update']:,} · {row['timesteps']:,} timesteps · {row['time/fps']:,.0f} FPS · {reward_text(row)}"
+            f"update {row['update']:,} · {row['timesteps']:,} timesteps · "
+            f"{row['time/fps']:,.0f} FPS · {reward_text(row)}"
         )
         if self.bar is not None:
             self._next_refresh = 0.0
@@ -132,7 +143,9 @@ def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -
         "Best reward": reward("best_reward"),
         "Peak memory": f"{record['resource_usage']['peak_memory_gb']:.2f} GB",
         "Time spent": ", ".join(
-            f"{phase} {part['share']:.0%}" for phase, part in record["time_breakdown"].items() if part["share"] >= 0.005
+            f"{phase} {part['share']:.0%}"
+            for phase, part in record["time_breakdown"].items()
+            if part["share"] >= 0.005
         ),
         "Checkpoint": str(checkpoint) if checkpoint is not None else "none",
         "Results": str(root),

@@ -1,4 +1,5 @@
-"""What the processor offers and how a process should use it. Imports nothing heavy: it must run before torch does."""
+"""What the processor offers and how a process should use it. Imports nothing heavy: it must run before torch
+does."""
 
 from __future__ import annotations
 
@@ -26,8 +27,11 @@ def _allowed_cpus() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _cgroup_cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """CPUs that the control group of this process may use (v2 `cpu.max`, v1 `cpu.cfs_*`); None if unlimited."""
+def _cgroup_cpu_quota(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """CPUs that the control group of this process may use (v2 `cpu.max`, v1 `cpu.cfs_*`); None if
+    unlimited."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -35,6 +39,7 @@ def _cgroup_cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pr
     quotas = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
+        names: tuple[str, ...]
         if controllers == "":
             base, names = root, ("cpu.max",)
         elif "cpu" in controllers.split(","):
@@ -55,7 +60,8 @@ def _cgroup_cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/pr
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use: affinity, hyper-threads and cgroup quota count. At least 1."""
+    """Physical cores that this process may use: affinity, hyper-threads and cgroup quota count. At least
+    1."""
     cpus = _allowed_cpus()
     cores = set()
     for cpu in cpus:
@@ -82,7 +88,8 @@ def choose_threads(requested: int | None) -> int:
 
 
 def set_thread_environment(num_threads: int) -> None:
-    """Tell OpenMP, MKL and OpenBLAS their number of threads. Has full effect only before torch and numpy load."""
+    """Tell OpenMP, MKL and OpenBLAS their number of threads. Has full effect only before torch and numpy
+    load."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(num_threads)
 
@@ -97,9 +104,9 @@ def set_torch_threads(num_threads: int) -> None:
 def tune_allocator() -> bool:
     """Have glibc keep and reuse freed pages instead of giving them back to the system after every layer.
 
-    Activations of some megabytes are allocated and freed thousands of times an update; returned pages are zeroed by
-    the kernel each time, which costs a third of an update with the IMPALA network. Returns whether it took effect;
-    on other C libraries it does nothing.
+    Activations of some megabytes are allocated and freed thousands of times an update; returned pages are
+    zeroed by the kernel each time, which costs a third of an update with the IMPALA network. Returns whether
+    it took effect; on other C libraries it does nothing.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -108,14 +115,15 @@ def tune_allocator() -> bool:
     except (OSError, AttributeError):
         return False
     settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 * 2**20), (_M_ARENA_MAX, 1))
-    return all([mallopt(parameter, value) == 1 for parameter, value in settings])
+    accepted = [mallopt(parameter, value) == 1 for parameter, value in settings]
+    return all(accepted)
 
 
 def suggested_microbatch(sample_bytes: int) -> int:
     """Samples to push through the network at once, for activations of `sample_bytes` each.
 
-    The working set of a layer (its input, output and gradients), not of the network, has to stay near the cores.
-    Powers of two from 32 to 512.
+    The working set of a layer (its input, output and gradients), not of the network, has to stay near the
+    cores. Powers of two from 32 to 512.
     """
     target = 16 * 2**20
     exponent = math.floor(math.log2(max(1, target // max(1, sample_bytes))))

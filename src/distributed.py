@@ -10,8 +10,8 @@ import torch
 class Communicator:
     """A world of one process: every collective operation is the identity.
 
-    The trainer, the learner and the reward scaler are written against these operations, so that what they compute
-    does not depend on the number of processes.
+    The trainer, the learner and the reward scaler are written against these operations, so that what they
+    compute does not depend on the number of processes.
     """
 
     rank: int = 0

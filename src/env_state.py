@@ -1,4 +1,5 @@
-"""Saving and restoring Gymnasium environments whose state is plain data, so that a resumed run goes on in them."""
+"""Saving and restoring Gymnasium environments whose state is plain data, so that a resumed run goes on in
+them."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class OpaqueState(Exception):
 def capture(env: gymnasium.Env[Any, Any]) -> list[dict[str, Any]]:
     """The attributes of an environment and of its wrappers, outermost first, as plain values.
 
-    Numbers, strings, arrays, random generators and containers of these are saved. Raises OpaqueState, which names the
-    attribute, if there is anything else (a physics engine's world, an emulator).
+    Numbers, strings, arrays, random generators and containers of these are saved. Raises OpaqueState, which
+    names the attribute, if there is anything else (a physics engine's world, an emulator).
     """
     layers = []
     while True:
@@ -49,7 +50,8 @@ def capture(env: gymnasium.Env[Any, Any]) -> list[dict[str, Any]]:
 
 
 def restore(env: gymnasium.Env[Any, Any], layers: list[dict[str, Any]]) -> None:
-    """Put what `capture` returned into an environment made in the same way. Raises ValueError if it does not fit."""
+    """Put what `capture` returned into an environment made in the same way. Raises ValueError if it does not
+    fit."""
     for index, layer in enumerate(layers):
         if index:
             if not isinstance(env, gymnasium.Wrapper):
@@ -63,17 +65,27 @@ def _encode(value: Any, name: str) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return {"kind": "array", "dtype": value.dtype.str, "shape": list(value.shape), "data": value.ravel().tolist()}
+        return {
+            "kind": "array",
+            "dtype": value.dtype.str,
+            "shape": list(value.shape),
+            "data": value.ravel().tolist(),
+        }
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         return {"kind": "scalar", "dtype": value.dtype.str, "data": value.item()}
     if isinstance(value, np.random.Generator):
         bits = value.bit_generator
         return {"kind": "generator", "name": type(bits).__name__, "state": _encode(bits.state, name)}
     if isinstance(value, (list, tuple, deque)):
-        kind = next(each.__name__ for each in (list, tuple, deque) if type(value) is each or isinstance(value, each))
+        kind = next(
+            each.__name__ for each in (list, tuple, deque) if type(value) is each or isinstance(value, each)
+        )
         return {"kind": kind, "items": [_encode(item, name) for item in value]}
     if isinstance(value, dict):
-        return {"kind": "dict", "items": [[_encode(key, name), _encode(item, name)] for key, item in value.items()]}
+        return {
+            "kind": "dict",
+            "items": [[_encode(key, name), _encode(item, name)] for key, item in value.items()],
+        }
     raise OpaqueState(name)
 
 

@@ -32,8 +32,8 @@ def make_vector_env(
 ) -> ProcgenVectorEnv | GymnasiumVectorEnv:
     """Make len(group_seeds) * group_size environments; environments of a group draw from that group's seed.
 
-    Observations come as uint8 or float32: images (N, H, W, C), vectors (N, D). Actions are int64 from 0. Autoreset is
-    same-step; where a step truncates, `infos["final_obs"][i]` is the episode's last observation.
+    Observations come as uint8 or float32: images (N, H, W, C), vectors (N, D). Actions are int64 from 0.
+    Autoreset is same-step; where a step truncates, `infos["final_obs"][i]` is the episode's last observation.
     Raises UsageError for an unknown id and for spaces that no algorithm here can use.
     """
     game = procgen_game(config.id)
@@ -65,22 +65,28 @@ def _make_gymnasium(
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
             **kwargs,
         )
-    except Exception as error:  # whatever an environment's constructor raises is about the id or its arguments
+    except (
+        Exception
+    ) as error:  # whatever an environment's constructor raises is about the id or its arguments
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
-            f"cannot make environment {config.id!r} ({reason}); env must be a Procgen game ({', '.join(GAMES)}), "
-            "a Gymnasium id such as CartPole-v1, or gym:<id>"
+            f"cannot make environment {config.id!r} ({reason}); env must be a Procgen game "
+            f"({', '.join(GAMES)}), a Gymnasium id such as CartPole-v1, or gym:<id>"
         ) from error
 
 
 class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]]):
-    """Gymnasium environments stepped one after another, their observations brought into the layout of this project."""
-
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    """Gymnasium environments stepped one after another, their observations brought into the layout of this
+    project."""
 
     def __init__(
-        self, config: EnvConfig, seeds: Sequence[int], render: bool = False, max_episode_steps: int | None = None
+        self,
+        config: EnvConfig,
+        seeds: Sequence[int],
+        render: bool = False,
+        max_episode_steps: int | None = None,
     ) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.id = config.id
         self.num_envs = len(seeds)
         self._seeds: list[int] | None = list(seeds)
@@ -88,7 +94,9 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
         space, actions = self._envs.single_observation_space, self._envs.single_action_space
         try:
             if not isinstance(actions, gymnasium.spaces.Discrete):
-                raise UsageError(f"environment {config.id!r} has actions {actions}; only Discrete actions are supported")
+                raise UsageError(
+                    f"environment {config.id!r} has actions {actions}; only Discrete actions are supported"
+                )
             self._axes = _layout(space, config.id)
         except UsageError:
             self._envs.close()
@@ -97,9 +105,11 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
         self._first_action = int(actions.start)
         self._dtype = np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
         low, high = (self._arrange(np.asarray(bound)[None])[0] for bound in (space.low, space.high))
-        self.single_observation_space = gymnasium.spaces.Box(low, high, dtype=self._dtype.type)  # type: ignore[arg-type]
+        self.single_observation_space = gymnasium.spaces.Box(low, high, dtype=self._dtype.type)
         self.single_action_space = gymnasium.spaces.Discrete(int(actions.n))
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
+        self.observation_space = gymnasium.vector.utils.batch_space(
+            self.single_observation_space, self.num_envs
+        )
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
         self.render_mode = self._envs.render_mode
 
@@ -130,7 +140,7 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
                 final[i] = self._arrange(np.asarray(final[i])[None])[0]
         return self._arrange(observations), rewards, terminated, truncated, infos
 
-    def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # type: ignore[override]
+    def render(self) -> tuple[NDArray[np.uint8], ...] | None:
         return self._envs.render()  # type: ignore[return-value]
 
     def get_state(self) -> list[bytes] | None:
@@ -164,8 +174,8 @@ def _layout(space: gymnasium.Space[Any], env_id: str) -> str:
         if len(shape) == 3:
             return "CHW" if shape[0] <= MAX_CHANNELS < shape[2] else "HWC"
     raise UsageError(
-        f"environment {env_id!r} has observations {type(space).__name__}{space.shape or ''}; supported are images "
-        "(Box of 2 or 3 axes) and vectors (Box of 1 axis)"
+        f"environment {env_id!r} has observations {type(space).__name__}{space.shape or ''}; "
+        "supported are images (Box of 2 or 3 axes) and vectors (Box of 1 axis)"
     )
 
 

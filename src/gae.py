@@ -28,8 +28,9 @@ def generalised_advantages(
     | truncated   | (T, N) | the episode was cut after this step: its future is worth next_values           |
 
     delta_t = r_t + gamma * next_values_t * (1 - terminated_t) - values_t, and
-    A_t = delta_t + gamma * lambda * A_{t+1}, the recursion cut after a step that ends an episode in either way.
-    A step with both flags is a termination. Returns (advantages, advantages + values), both (T, N) float32.
+    A_t = delta_t + gamma * lambda * A_{t+1}, the recursion cut after a step that ends an episode in either
+    way. A step with both flags is a termination. Returns (advantages, advantages + values), both (T, N)
+    float32.
     """
     continues = np.float32(1) - terminated
     deltas = rewards + np.float32(gamma) * next_values * continues - values

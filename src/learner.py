@@ -32,9 +32,10 @@ def make_optimizer(parameters: list[Tensor], config: TrainingConfig) -> torch.op
 class Learner:
     """Model, optimizer and the flat gradient that all of its parameters' gradients are views of.
 
-    One flat gradient means one all-reduce and one norm. The gradient of a minibatch is accumulated over microbatches:
-    the same mathematics, but the activations of only one microbatch are alive at a time and stay in the caches
-    (measured with the IMPALA network on two cores: 1.5 times the samples per second of whole minibatches).
+    One flat gradient means one all-reduce and one norm. The gradient of a minibatch is accumulated over
+    microbatches: the same mathematics, but the activations of only one microbatch are alive at a time and
+    stay in the caches (measured with the IMPALA network on two cores: 1.5 times the samples per second of
+    whole minibatches).
     """
 
     def __init__(
@@ -66,12 +67,15 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
-    def step(self, samples: NDArray[np.int64], minibatch_size: int, loss_function: LossFunction) -> dict[str, float]:
+    def step(
+        self, samples: NDArray[np.int64], minibatch_size: int, loss_function: LossFunction
+    ) -> dict[str, float]:
         """One optimizer step on the mean loss over a minibatch.
 
-        `samples` (n,) are this process's share of the `minibatch_size` samples, which all processes together cover.
-        Returns the loss function's statistics as means over the whole minibatch, and `grad_norm` before clipping.
-        Raises RunError if the gradient is not finite; the parameters are then still the old ones.
+        `samples` (n,) are this process's share of the `minibatch_size` samples, which all processes together
+        cover. Returns the loss function's statistics as means over the whole minibatch, and `grad_norm`
+        before clipping. Raises RunError if the gradient is not finite; the parameters are then still the old
+        ones.
         """
         self.flat_gradient.zero_()
         totals: dict[str, Tensor] = {}

@@ -114,7 +114,8 @@ class EpisodeStatistics:
         }
 
     def performance(self) -> dict[str, float | None]:
-        """The figures of benchmark_metrics.json; null without an episode. With fewer than 100 the mean of them all."""
+        """The figures of benchmark_metrics.json; null without an episode. With fewer than 100 the mean of
+        them all."""
         if not self.count:
             keys = ("initial_reward", "final_reward", "best_reward", "average_reward_last_100_episodes")
             return dict.fromkeys((*keys, "std_reward_last_100_episodes", "mean_length_last_100_episodes"))
@@ -159,11 +160,12 @@ def strict_json(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write strict JSON under a temporary name and rename it: readers see the old file or the whole new one."""
+    """Write strict JSON under a temporary name and rename it: readers see the old file or the whole new
+    one."""
     write_atomically(path, (json.dumps(strict_json(value), indent=2, allow_nan=False) + "\n").encode())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Write bytes to disk under a temporary name, then rename. On an error the temporary file is removed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -217,7 +219,9 @@ class MetricsWriter:
         missing = [key for key in ROW_KEYS if key not in row]
         if missing:
             raise KeyError(f"metrics row without {missing}")
-        clean = strict_json({key: row[key] for key in [*ROW_KEYS, *(key for key in row if key not in ROW_KEYS)]})
+        clean = strict_json(
+            {key: row[key] for key in [*ROW_KEYS, *(key for key in row if key not in ROW_KEYS)]}
+        )
         self._file.write(json.dumps(clean, allow_nan=False) + "\n")
         self._file.flush()
         if self._events is not None:
@@ -237,7 +241,7 @@ def _open_events(folder: Path, purge_step: int | None) -> Any:
     except Exception as error:
         logger.warning("TensorBoard is not available (%s): metrics go to metrics.jsonl only", error)
         return None
-    return SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
 
 
 def write_columns(rows_path: Path, path: Path) -> None:

@@ -54,11 +54,13 @@ class ResidualBlock(nn.Module):
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, C, H, W)
-        return x + self.conv1(F.relu(self.conv0(F.relu(x)), inplace=True))
+        residual: Tensor = self.conv1(F.relu(self.conv0(F.relu(x)), inplace=True))
+        return x + residual
 
 
 class ImpalaCNN(nn.Module):
-    """The residual network of Espeholt et al. 2018, figure 3 (right): conv, max-pool, two residual blocks a stage."""
+    """The residual network of Espeholt et al. 2018, figure 3 (right): conv, max-pool, two residual blocks a
+    stage."""
 
     def __init__(self, in_shape: tuple[int, ...], channels: tuple[int, ...], hidden_size: int) -> None:
         super().__init__()
@@ -94,7 +96,9 @@ class NatureCNN(nn.Module):
             in_channels = out_channels
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         if height < 1 or width < 1:
-            raise UsageError(f"model.architecture = 'nature' needs images of at least 36 x 36, not {in_shape[1:]}")
+            raise UsageError(
+                f"model.architecture = 'nature' needs images of at least 36 x 36, not {in_shape[1:]}"
+            )
         self.convolutions = nn.Sequential(*layers)
         self.dense = nn.Linear(in_channels * height * width, hidden_size)
         self.out_features = hidden_size
@@ -116,7 +120,8 @@ class MLP(nn.Module):
         self.out_features = widths[-1]
 
     def forward(self, x: Tensor) -> Tensor:  # (B, D) -> (B, sizes[-1])
-        return self.layers(x.flatten(1))
+        features: Tensor = self.layers(x.flatten(1))
+        return features
 
 
 class ActorCritic(nn.Module):
@@ -132,7 +137,8 @@ class ActorCritic(nn.Module):
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """(B, *observation_shape) of the environment's dtype -> logits (B, num_actions), values (B,)."""
         if self.spaces.is_image:
-            # The permuted view of (B, H, W, C) memory is PyTorch's channels_last layout: nothing is copied but to float.
+            # The permuted view of (B, H, W, C) memory is PyTorch's channels_last layout: nothing is copied
+            # but to float.
             observations = observations.permute(0, 3, 1, 2)
         x = observations.to(torch.float32)
         if observations.dtype == torch.uint8:
@@ -144,15 +150,16 @@ class ActorCritic(nn.Module):
 def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
     """Build and initialise the network for an environment; the same seed gives the same weights.
 
-    Orthogonal weights and zero biases: gain sqrt(2) in front of a rectifier, 1 for the value head, 0.01 for the policy
-    head, so that the first policy is nearly uniform. Raises UsageError for a network that does not fit the observation.
+    Orthogonal weights and zero biases: gain sqrt(2) in front of a rectifier, 1 for the value head, 0.01 for
+    the policy head, so that the first policy is nearly uniform. Raises UsageError for a network that does not
+    fit the observation.
     """
     architecture = config.architecture
     if architecture == "auto":
         architecture = "impala" if spaces.is_image else "mlp"
     if architecture != "mlp" and not spaces.is_image:
         raise UsageError(
-            f"model.architecture = {architecture!r} needs image observations, not shape {spaces.observation_shape}"
+            f"model.architecture = {architecture!r} needs images, not observations {spaces.observation_shape}"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -178,7 +185,8 @@ def _initialise(layer: nn.Conv2d | nn.Linear, gain: float) -> None:
 
 
 def largest_activation_bytes(config: ModelConfig, spaces: Spaces) -> int:
-    """Bytes of the largest layer output for one sample, which is what a microbatch has to fit into the caches."""
+    """Bytes of the largest layer output for one sample, which is what a microbatch has to fit into the
+    caches."""
     if not spaces.is_image:
         return 4 * max(math.prod(spaces.observation_shape), *config.mlp_sizes)
     _, height, width = spaces.network_shape

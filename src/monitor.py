@@ -16,13 +16,15 @@ def _tree(root: psutil.Process) -> list[psutil.Process]:
 
 
 def memory_bytes(process: psutil.Process) -> int:
-    """Proportional set size: private pages and this process's share of shared ones. Resident size where unknown."""
+    """Proportional set size: private pages and this process's share of shared ones. Resident size where
+    unknown."""
     info = process.memory_full_info()
     return int(getattr(info, "pss", 0) or info.rss)
 
 
 class ResourceMonitor:
-    """Samples memory (GB, shared pages counted once) and CPU use (per cent of the usable cores) of the process tree.
+    """Samples memory (GB, shared pages counted once) and CPU use (per cent of the usable cores) of the
+    process tree.
 
     One sample reads a file of /proc for each process: about a millisecond for each gigabyte that it maps.
     """
@@ -83,7 +85,9 @@ class ResourceMonitor:
     def usage(self) -> dict[str, float]:
         """The figures of benchmark_metrics.json: peak and average memory, average CPU use since the start."""
         seconds = time.perf_counter() - self._started
-        cpu = 100 * (self._cpu_seconds() - self._first_cpu_seconds) / seconds / self._cores if seconds else 0.0
+        cpu = (
+            100 * (self._cpu_seconds() - self._first_cpu_seconds) / seconds / self._cores if seconds else 0.0
+        )
         return {
             "peak_memory_gb": round(self.peak_gb, 4),
             "average_memory_gb": round(self._memory_sum / max(1, self._samples), 4),

@@ -12,15 +12,16 @@ from torch import Tensor
 from src.buffer import RolloutBuffer
 from src.config import TrainingConfig
 from src.learner import Learner
-from src.models import ActorCritic
 from src.metrics import SampleMeans, explained_variance
+from src.models import ActorCritic
 from src.seeding import minibatch_permutation
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
     """0.5 (V - R)^2, the mean over samples; all arguments (B,).
 
-    With `clip_range` the larger of the squared errors of V and of V kept within `clip_range` of the old value.
+    With `clip_range` the larger of the squared errors of V and of V kept within `clip_range` of the old
+    value.
     """
     errors = (values - returns).square()
     if clip_range is not None:
@@ -47,8 +48,9 @@ def ppo_loss(
     | values, old_values, actions, old_log_probs             | (B,)   |
     | advantages, returns                                    | (B,)   |
 
-    Returns the loss and the means over samples of its parts, of the approximate KL divergence from the behaviour
-    policy, E[(r - 1) - log r] (Schulman, "Approximating KL divergence", 2020), and of the share of ratios clipped.
+    Returns the loss and the means over samples of its parts, of the approximate KL divergence from the
+    behaviour policy, E[(r - 1) - log r] (Schulman, "Approximating KL divergence", 2020), and of the share of
+    ratios clipped.
     """
     all_log_probs = torch.log_softmax(logits, dim=-1)
     log_probs = all_log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
@@ -57,7 +59,9 @@ def ppo_loss(
     clipped_ratios = ratios.clamp(1 - config.clip_range, 1 + config.clip_range)
     policy_loss = -torch.minimum(ratios * advantages, clipped_ratios * advantages).mean()
     entropy = -(all_log_probs.exp() * all_log_probs).sum(-1).mean()
-    values_loss = value_loss(values, old_values, returns, config.clip_range if config.clip_value_loss else None)
+    values_loss = value_loss(
+        values, old_values, returns, config.clip_range if config.clip_value_loss else None
+    )
     loss = policy_loss + config.vf_coef * values_loss - config.ent_coef * entropy
     return loss, {
         "policy_loss": policy_loss,
@@ -89,7 +93,8 @@ def minibatch_loss(
     scale: float,
     samples: NDArray[np.int64],
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """`ppo_loss` of some samples of the flat rollout `data`, its advantages shifted by `centre` and scaled."""
+    """`ppo_loss` of some samples of the flat rollout `data`, its advantages shifted by `centre` and
+    scaled."""
     batch = {name: values[samples] for name, values in data.items()}
     logits, values = model(batch["observations"])
     return ppo_loss(
@@ -104,11 +109,15 @@ def minibatch_loss(
     )
 
 
-def update(learner: Learner, rollout: RolloutBuffer, config: TrainingConfig, number: int) -> dict[str, float | None]:
-    """One PPO update: `n_epochs` passes over the rollout in shuffled minibatches. Every sample is used once a pass.
+def update(
+    learner: Learner, rollout: RolloutBuffer, config: TrainingConfig, number: int
+) -> dict[str, float | None]:
+    """One PPO update: `n_epochs` passes over the rollout in shuffled minibatches. Every sample is used once a
+    pass.
 
     `rollout` has its advantages and returns; `number` counts the updates of the run and keys the shuffling.
-    Returns the means over all minibatches, weighted by their samples, and the number of epochs that were done.
+    Returns the means over all minibatches, weighted by their samples, and the number of epochs that were
+    done.
     """
     data = {
         name: torch.from_numpy(rollout.flat(name))

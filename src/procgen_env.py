@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from src.config import EnvConfig
 from src.procgen_games import MAX_LEVEL
 
-with contextlib.redirect_stderr(io.StringIO()):  # gym's notice that it is unmaintained, printed on every import
+with contextlib.redirect_stderr(
+    io.StringIO()
+):  # gym's notice that it is unmaintained, printed on every import
     from procgen import ProcgenGym3Env
 
 NUM_ACTIONS = 15
@@ -23,7 +25,8 @@ RESET_ACTION = -1  # Procgen's own: act as if no key were pressed, then end the 
 
 
 def level_options(config: EnvConfig) -> dict[str, int]:
-    """Procgen's num_levels and start_level. Procgen forgets start_level when num_levels is 0, so it is spelled out."""
+    """Procgen's num_levels and start_level. Procgen forgets start_level when num_levels is 0, so it is
+    spelled out."""
     if config.distribution_mode == "exploration":
         return {}
     if config.num_levels == 0 and config.start_level > 0:
@@ -34,13 +37,12 @@ def level_options(config: EnvConfig) -> dict[str, int]:
 class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[Any]]):
     """Groups of environments, each stepped natively in one call; same-step autoreset.
 
-    Observations are uint8 (N, 64, 64, 3), rewards float32 (N,). Procgen reports a time-out as a termination and never
-    shows the last frame of an episode. With `num_threads` above 0 each group has that many native threads and all
-    groups step at once; with 0 they step one after another in the calling thread. `max_episode_steps` ends an episode
-    as truncated (without its final frame, so for evaluation, not for training).
+    Observations are uint8 (N, 64, 64, 3), rewards float32 (N,). Procgen reports a time-out as a termination
+    and never shows the last frame of an episode. With `num_threads` above 0 each group has that many native
+    threads and all groups step at once; with 0 they step one after another in the calling thread.
+    `max_episode_steps` ends an episode as truncated (without its final frame, so for evaluation, not for
+    training).
     """
-
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": ["rgb_array"], "render_fps": 15}
 
     def __init__(
         self,
@@ -52,12 +54,19 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
         render: bool = False,
         max_episode_steps: int | None = None,
     ) -> None:
+        self.metadata = {
+            "autoreset_mode": AutoresetMode.SAME_STEP,
+            "render_modes": ["rgb_array"],
+            "render_fps": 15,
+        }
         self.group_size = group_size
         self.num_envs = group_size * len(group_seeds)
         self.max_episode_steps = max_episode_steps
         self.single_observation_space = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
         self.single_action_space = gymnasium.spaces.Discrete(NUM_ACTIONS)
-        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
+        self.observation_space = gymnasium.vector.utils.batch_space(
+            self.single_observation_space, self.num_envs
+        )
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
         self.render_mode = "rgb_array" if render else None
         self._options = {
@@ -73,13 +82,19 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
 
     def _build(self, group_seeds: Sequence[int]) -> None:
         self._close_groups()
-        self._groups = [ProcgenGym3Env(num=self.group_size, rand_seed=seed, **self._options) for seed in group_seeds]
+        self._groups = [
+            ProcgenGym3Env(num=self.group_size, rand_seed=seed, **self._options) for seed in group_seeds
+        ]
         self._episode_steps = np.zeros(self.num_envs, np.int64)
         self._fresh = True
 
     def _observe(self) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.bool_]]:
         rewards, observations, first = zip(*(group.observe() for group in self._groups), strict=True)
-        return np.concatenate([each["rgb"] for each in observations]), np.concatenate(rewards), np.concatenate(first)
+        return (
+            np.concatenate([each["rgb"] for each in observations]),
+            np.concatenate(rewards),
+            np.concatenate(first),
+        )
 
     def _act(self, actions: NDArray[Any]) -> None:
         for group, part in zip(self._groups, np.split(actions, len(self._groups)), strict=True):
@@ -90,7 +105,9 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
         """Begin new episodes. `seed` (one number, or one a group) rebuilds the environments with it."""
         if seed is not None:
-            seeds = [seed + index for index in range(len(self._groups))] if isinstance(seed, int) else list(seed)
+            seeds = (
+                [seed + index for index in range(len(self._groups))] if isinstance(seed, int) else list(seed)
+            )
             if len(seeds) != len(self._groups) or None in seeds:
                 raise ValueError(f"expected one seed, or one for each of {len(self._groups)} groups")
             self._build([int(each) for each in seeds if each is not None])
@@ -102,7 +119,8 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8], NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Step every environment; an environment whose episode ended shows the first frame of its next one."""
+        """Step every environment; an environment whose episode ended shows the first frame of its next
+        one."""
         self._fresh = False
         actions = np.asarray(actions, np.int32)
         capped = np.zeros(self.num_envs, np.bool_)
@@ -115,7 +133,7 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
         self._episode_steps[first] = 0
         return observations, rewards, first & ~capped, first & capped, {}
 
-    def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # type: ignore[override]
+    def render(self) -> tuple[NDArray[np.uint8], ...] | None:
         """Frames (512, 512, 3) of every environment; None unless made with render."""
         if self.render_mode is None:
             return None

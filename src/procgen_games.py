@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-GAMES = tuple(
-    "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot "
-    "heist jumper leaper maze miner ninja plunder starpilot".split()
+GAMES = (
+    "bigfish",
+    "bossfight",
+    "caveflyer",
+    "chaser",
+    "climber",
+    "coinrun",
+    "dodgeball",
+    "fruitbot",
+    "heist",
+    "jumper",
+    "leaper",
+    "maze",
+    "miner",
+    "ninja",
+    "plunder",
+    "starpilot",
 )
 # Procgen ends the process when a game is asked for a mode that it does not have; easy and hard exist for all.
 GAMES_WITH_MODE = {
@@ -18,7 +32,8 @@ MAX_LEVEL = 2**31 - 1  # levels are numbered by 31 bits
 
 
 def procgen_game(env_id: str) -> str | None:
-    """The game meant by `coinrun`, `procgen-coinrun-v0` or `procgen:procgen-coinrun-v0`; None for another id."""
+    """The game meant by `coinrun`, `procgen-coinrun-v0` or `procgen:procgen-coinrun-v0`; None for another
+    id."""
     name = env_id.removeprefix("procgen:").removeprefix("procgen-").removesuffix("-v0")
     return name if name in GAMES else None
 

@@ -54,8 +54,9 @@ def describe_software() -> dict[str, str | None]:
 def write_record(folder: RunFolder, config: Config, status: str, figures: dict[str, Any]) -> dict[str, Any]:
     """Write the three files and return the content of benchmark_metrics.json.
 
-    `status` is completed, interrupted or failed. `figures` has start_time, end_time, duration_hours, total_timesteps,
-    total_updates, total_episodes, average_fps, final_fps, performance, resource_usage, time_breakdown and threads.
+    `status` is completed, interrupted or failed. `figures` has start_time, end_time, duration_hours,
+    total_timesteps, total_updates, total_episodes, average_fps, final_fps, performance, resource_usage,
+    time_breakdown and threads.
     """
     threads = figures.pop("threads")
     record = {

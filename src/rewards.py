@@ -13,8 +13,9 @@ from src.distributed import Communicator
 class RewardScaler:
     """Scales the rewards of whole rollouts, with statistics that do not depend on how many processes collect.
 
-    The discounted return of every environment, G <- gamma * G + r (begun anew after an episode's end), is observed at
-    every step of a finished rollout; rewards are divided by the standard deviation of all G seen so far, and clipped.
+    The discounted return of every environment, G <- gamma * G + r (begun anew after an episode's end), is
+    observed at every step of a finished rollout; rewards are divided by the standard deviation of all G seen
+    so far, and clipped.
     """
 
     EPSILON = 1e-8
@@ -37,7 +38,8 @@ class RewardScaler:
     ) -> NDArray[np.float32]:
         """Take a finished rollout into the statistics and return its scaled rewards.
 
-        `rewards` and `ended` are (T, N) over this process's environments; the statistics cover those of all processes.
+        `rewards` and `ended` are (T, N) over this process's environments; the statistics cover those of all
+        processes.
         """
         discounted = np.empty(rewards.shape, np.float64)
         current = self.returns
@@ -53,14 +55,17 @@ class RewardScaler:
     def _observe(self, samples: NDArray[np.float64], communicator: Communicator) -> None:
         """Merge samples into count, mean and squared deviations (Chan et al. 1983), over all processes."""
         shifted = samples - self.mean  # sums about the old mean lose no digits
-        count, total, squares = communicator.sum_floats([samples.size, shifted.sum(), np.square(shifted).sum()])
+        count, total, squares = communicator.sum_floats(
+            [samples.size, shifted.sum(), np.square(shifted).sum()]
+        )
         merged = self.count + count
         self.squared_deviations += squares - total * total / merged
         self.mean += total / merged
         self.count = merged
 
     def state(self) -> dict[str, Any]:
-        """Everything but gamma and clip, as plain values. `returns` are those of this process's environments."""
+        """Everything but gamma and clip, as plain values. `returns` are those of this process's
+        environments."""
         return {
             "count": self.count,
             "mean": self.mean,

@@ -1,7 +1,7 @@
 """A whole training run: the loop until the budget ends, and every file that it leaves.
 
-However a run ends, its last update boundary is in a checkpoint or can be reached from one, and benchmark_metrics.json
-says how it ended.
+However a run ends, its last update boundary is in a checkpoint or can be reached from one, and
+benchmark_metrics.json says how it ended.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ class Recorder:
     """Follows a run: statistics, console, metrics files, checkpoints, and the record at the end."""
 
     def __init__(
-        self, config: Config, folder: RunFolder, trainer: Trainer, clock: Clock, checkpoint: dict[str, Any] | None
+        self,
+        config: Config,
+        folder: RunFolder,
+        trainer: Trainer,
+        clock: Clock,
+        checkpoint: dict[str, Any] | None,
     ) -> None:
         self.config = config
         self.folder = folder
@@ -103,7 +108,9 @@ class Recorder:
         monitor: ResourceMonitor | None = getattr(self, "monitor", None)
         return max(self.peak_before_gb, monitor.peak_gb if monitor is not None else 0.0)
 
-    def after_update(self, episodes: Iterable[Episode], figures: dict[str, float | None], learning_rate: float) -> None:
+    def after_update(
+        self, episodes: Iterable[Episode], figures: dict[str, float | None], learning_rate: float
+    ) -> None:
         """Take in a finished update: row, console, snapshot, and a checkpoint when one is due."""
         before = self.snapshot
         if self.episodes.add(episodes):
@@ -130,15 +137,23 @@ class Recorder:
         updates_since = counters.updates - self.saved_at[0]
         minutes_since = (elapsed - self.saved_at[1]) / 60
         logging_config = self.config.logging
-        if updates_since >= logging_config.checkpoint_interval or minutes_since >= logging_config.checkpoint_minutes:
-            self.save(f"step_{counters.timesteps}")
+        if (
+            updates_since >= logging_config.checkpoint_interval
+            or minutes_since >= logging_config.checkpoint_minutes
+        ):
+            self.save_step()
 
     def _phase_seconds(self) -> dict[str, float]:
         """Seconds of each phase since the last row."""
         now = self.trainer.timer.seconds
-        row = {f"profile/{phase}_seconds": round(now[phase] - self.phases_before[phase], 5) for phase in PHASES}
+        row = {
+            f"profile/{phase}_seconds": round(now[phase] - self.phases_before[phase], 5) for phase in PHASES
+        }
         self.phases_before = dict(now)
         return row
+
+    def save_step(self) -> Path:
+        return self.save(f"step_{self.snapshot['counters']['timesteps']}")
 
     def save(self, kind: str) -> Path:
         """Write the snapshot of the last update boundary as a checkpoint, and the best one if it is new."""
@@ -160,7 +175,10 @@ class Recorder:
         self.writer.close()
         snapshot, counters = self.snapshot, self.snapshot["counters"]
         elapsed = snapshot["elapsed_seconds"]
-        (first_timesteps, first_elapsed), (last_timesteps, last_elapsed) = self.boundaries[0], self.boundaries[-1]
+        (first_timesteps, first_elapsed), (last_timesteps, last_elapsed) = (
+            self.boundaries[0],
+            self.boundaries[-1],
+        )
         window = last_elapsed - first_elapsed
         usage = self.monitor.usage()
         figures = {
@@ -191,7 +209,8 @@ def breakdown(seconds: dict[str, float], total: float) -> dict[str, dict[str, fl
 
 
 def learning_rate_of(config: Config, budget: Budget, updates: int, elapsed: float) -> float:
-    """The learning rate of the update after `updates` updates: constant, or falling linearly over the budget."""
+    """The learning rate of the update after `updates` updates: constant, or falling linearly over the
+    budget."""
     training = config.training
     if training.lr_schedule == "constant":
         return training.learning_rate
@@ -204,7 +223,8 @@ def train(
     """Train in this process until the budget ends or a signal comes; returns the exit code.
 
     `resume` goes on from the folder's newest checkpoint, or from the beginning if there is none yet.
-    Raises UsageError before anything is written, and RunError when the run fails later; its record then says so.
+    Raises UsageError before anything is written, and RunError when the run fails later; its record then says
+    so.
     """
     cpu_utils.set_torch_threads(num_threads)
     clock, budget = Clock(), Budget.of(config)
@@ -230,8 +250,7 @@ def train(
         try:
             run_until_done(trainer, recorder, clock, budget)
         except Interrupted as interruption:
-            checkpoint = recorder.save(f"step_{recorder.snapshot['counters']['timesteps']}")
-            recorder.finish("interrupted", checkpoint)
+            recorder.finish("interrupted", recorder.save_step())
             return interruption.exit_code
         except BaseException:
             finish_failed(recorder)
@@ -257,11 +276,12 @@ def run_until_done(trainer: Trainer, recorder: Recorder, clock: Clock, budget: B
 
 
 def finish_failed(recorder: Recorder) -> None:
-    """Save the last update boundary and the record; a second failure (the disk is full) must not hide the first."""
+    """Save the last update boundary and the record; a second failure (the disk is full) must not hide the
+    first."""
     checkpoint = None
     try:
         if recorder.snapshot["counters"]["updates"] > recorder.saved_at[0]:
-            checkpoint = recorder.save(f"step_{recorder.snapshot['counters']['timesteps']}")
+            checkpoint = recorder.save_step()
     except Exception as error:
         logger.error("could not save the last update of the failed run: %s", error)
     try:

@@ -57,12 +57,13 @@ class RunFolder:
         occupant = self.occupied_by()
         if occupant is not None:
             raise UsageError(
-                f"{self.root} already holds a run ({occupant}); use --resume to continue it, --overwrite to replace it, "
-                "or another --output-dir"
+                f"{self.root} already holds a run ({occupant}); use --resume to continue it, "
+                "--overwrite to replace it, or another --output-dir"
             )
 
     def claim(self, config: Config, overwrite: bool) -> None:
-        """Make the folder and write config.yaml; of two processes that claim one folder, the second is refused."""
+        """Make the folder and write config.yaml; of two processes that claim one folder, the second is
+        refused."""
         if overwrite:
             self.clear()
         self.refuse_if_occupied()
@@ -73,7 +74,9 @@ class RunFolder:
             with self.config_path.open("x", encoding="utf-8") as file:
                 file.write(dump_config(config))
         except FileExistsError:
-            raise UsageError(f"{self.root} was taken by another run just now; use another --output-dir") from None
+            raise UsageError(
+                f"{self.root} was taken by another run just now; use another --output-dir"
+            ) from None
         except OSError as error:
             raise RunError(f"cannot write to {self.root}: {error.strerror or error}") from error
 
@@ -90,7 +93,8 @@ class RunFolder:
                 self.root = self.root.with_name(f"{name}_{number}")
 
     def reopen(self, config: Config, checkpoint_path: Path, timesteps: int) -> None:
-        """Prepare the folder of a run that goes on: it has not ended, so nothing in it may say that it has."""
+        """Prepare the folder of a run that goes on: it has not ended, so nothing in it may say that it
+        has."""
         self.clear_results()
         if checkpoint_path == self.checkpoint("final"):
             checkpoint_path.replace(self.checkpoint(f"step_{timesteps}"))

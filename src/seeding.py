@@ -1,7 +1,7 @@
 """Random streams: every draw is keyed by the run's seed and by what it is for, so no two ever share a stream.
 
-A key does not depend on the number of processes or on what was drawn before. So a run gives the same numbers in every
-mode, and a resumed run goes on exactly where it stopped.
+A key does not depend on the number of processes or on what was drawn before. So a run gives the same numbers
+in every mode, and a resumed run goes on exactly where it stopped.
 """
 
 from __future__ import annotations

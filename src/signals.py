@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM: the first asks the run to stop at the next safe point, the second ends the process at once."""
+"""SIGINT and SIGTERM: the first asks the run to stop at the next safe point, the second ends the process at
+once."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ PHASES = ("env", "inference", "learn", "sync", "wait")
 
 
 class PhaseTimer:
-    """Seconds spent in each phase of the loop. Phases do not nest; what lies outside of them counts as `other`."""
+    """Seconds spent in each phase of the loop. Phases do not nest; what lies outside of them counts as
+    `other`."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)

@@ -41,7 +41,9 @@ class Counters:
 class Trainer:
     """Environments, model, rollout and learner of one process, and the state that a checkpoint holds."""
 
-    def __init__(self, config: Config, communicator: Communicator, num_threads: int, heartbeat: Callable[[], None]) -> None:
+    def __init__(
+        self, config: Config, communicator: Communicator, num_threads: int, heartbeat: Callable[[], None]
+    ) -> None:
         """Build everything. Raises UsageError if environment and network cannot be made as configured."""
         self.config = config
         self.communicator = communicator
@@ -55,14 +57,19 @@ class Trainer:
         self.groups = range(first_group, first_group + per_process // config.group_size)
         env_threads = 0 if num_threads == 1 else 1
         self.env = make_vector_env(
-            config.env, [seeding.group_seed(seed, group) for group in self.groups], config.group_size, env_threads
+            config.env,
+            [seeding.group_seed(seed, group) for group in self.groups],
+            config.group_size,
+            env_threads,
         )
         self.spaces: Spaces = spaces_of(self.env)
         self.model = make_model(config.model, self.spaces, seed)
         self.microbatch_size = config.hardware.microbatch_size or cpu_utils.suggested_microbatch(
             largest_activation_bytes(config.model, self.spaces)
         )
-        self.learner = Learner(self.model, training, self.microbatch_size, communicator, self.timer, heartbeat)
+        self.learner = Learner(
+            self.model, training, self.microbatch_size, communicator, self.timer, heartbeat
+        )
         self.rollout = RolloutBuffer(training.n_steps, config.env.num_envs, self.spaces)
         self.part = self.rollout.columns(self.first_env, per_process)
         self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat)
@@ -130,7 +137,8 @@ class Trainer:
             self._restart_environments()
 
     def _restart_environments(self) -> None:
-        """Begin new episodes, with seeds that the run has not used, in environments that could not be saved."""
+        """Begin new episodes, with seeds that the run has not used, in environments that could not be
+        saved."""
         logger.warning("%s cannot be saved: the resumed run begins new episodes", self.config.env.id)
         seeds = []
         for group in self.groups:
