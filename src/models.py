@@ -150,9 +150,7 @@ class ActorCritic(nn.Module):
 def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
     """Build and initialise the network for an environment; the same seed gives the same weights.
 
-    Orthogonal weights and zero biases: gain sqrt(2) in front of a rectifier, 1 for the value head, 0.01 for
-    the policy head, so that the first policy is nearly uniform. Raises UsageError for a network that does not
-    fit the observation.
+    Raises UsageError for a network that does not fit the observation.
     """
     architecture = config.architecture
     if architecture == "auto":
@@ -171,15 +169,33 @@ def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
         else:
             body = MLP(math.prod(spaces.observation_shape), config.mlp_sizes)
         model = ActorCritic(body, body.out_features, spaces)
-        for module in body.modules():
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                _initialise(module, math.sqrt(2))
-        _initialise(model.policy, 0.01)
-        _initialise(model.value, 1.0)
+        initialise(model)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def _initialise(layer: nn.Conv2d | nn.Linear, gain: float) -> None:
+def initialise(model: ActorCritic) -> None:
+    """Orthogonal weights and zero biases.
+
+    Gain sqrt(2) for a layer that feeds a rectifier, 1 for one that does not and for the value head; 0.01 for
+    the policy head, so that the first policy is nearly uniform. The last convolution of each of n residual
+    blocks has gain 1 / sqrt(n): with sqrt(2) everywhere the sum over six blocks left the IMPALA network's
+    first values at 9.5 +- 2.8 on coinrun, where scaled returns are of the order of 1.
+    """
+    branches = [module.conv1 for module in model.modules() if isinstance(module, ResidualBlock)]
+    unrectified = [module for module in getattr(model.body, "stages", ()) if isinstance(module, nn.Conv2d)]
+    for module in model.body.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            gain = math.sqrt(2)
+            if any(module is each for each in branches):
+                gain = 1 / math.sqrt(len(branches))
+            elif any(module is each for each in unrectified):
+                gain = 1.0
+            _orthogonal(module, gain)
+    _orthogonal(model.policy, 0.01)
+    _orthogonal(model.value, 1.0)
+
+
+def _orthogonal(layer: nn.Conv2d | nn.Linear, gain: float) -> None:
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
 
