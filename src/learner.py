@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,18 +21,38 @@ from src.timing import PhaseTimer
 LossFunction = Callable[[NDArray[np.int64]], tuple[Tensor, dict[str, Tensor]]]
 
 
-def make_optimizer(parameters: list[Tensor], config: TrainingConfig) -> torch.optim.Optimizer:
+def make_optimizer(parameters: Tensor, config: TrainingConfig) -> torch.optim.Optimizer:
     if config.optimizer == "rmsprop":
         return torch.optim.RMSprop(
-            parameters, config.learning_rate, config.rmsprop_alpha, config.optimizer_eps, foreach=True
+            [parameters], config.learning_rate, config.rmsprop_alpha, config.optimizer_eps, foreach=True
         )
-    return torch.optim.Adam(parameters, config.learning_rate, eps=config.optimizer_eps, fused=True)
+    return torch.optim.Adam([parameters], config.learning_rate, eps=config.optimizer_eps, fused=True)
+
+
+def flatten_parameters(model: ActorCritic, gradient: Tensor) -> Tensor:
+    """Make all parameters of a model views of one vector, which is returned, and their gradients of another.
+
+    The values stay. The optimizers here work element by element, so one step on the vector is one step on every
+    parameter. `gradient` is a vector of as many zeros as the model has parameters.
+    """
+    parameters = list(model.parameters())
+    flat = torch.empty_like(gradient)
+    flat.grad = gradient
+    offset = 0
+    for parameter in parameters:
+        shape, stride, end = parameter.shape, parameter.stride(), offset + parameter.numel()
+        home = flat[offset:end].as_strided(shape, stride)
+        home.copy_(parameter.detach())
+        parameter.data = home
+        parameter.grad = gradient[offset:end].as_strided(shape, stride)
+        offset = end
+    return flat
 
 
 class Learner:
-    """Model, optimizer and the flat gradient that all of its parameters' gradients are views of.
+    """Model and optimizer, with all parameters in one vector and all gradients in another.
 
-    One flat gradient means one all-reduce and one norm. The gradient of a minibatch is accumulated over
+    One vector means one all-reduce, one norm and one optimizer step. The gradient of a minibatch is accumulated over
     microbatches: the same mathematics, but the activations of only one microbatch are alive at a time and
     stay in the caches (measured with the IMPALA network on two cores: 1.5 times the samples per second of
     whole minibatches).
@@ -46,22 +66,25 @@ class Learner:
         communicator: Communicator,
         timer: PhaseTimer,
         heartbeat: Callable[[], None],
+        statistics: Sequence[str],
     ) -> None:
-        """`heartbeat` is called between microbatches; it may raise to abandon the update."""
+        """`statistics` names what the loss function returns beside the loss.
+
+        `heartbeat` is called between microbatches; it may raise to abandon the update.
+        """
         self.model = model
         self.microbatch_size = microbatch_size
         self.max_grad_norm = config.max_grad_norm
         self.communicator = communicator
         self.timer = timer
         self.heartbeat = heartbeat
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = make_optimizer(list(parameters), config)
-        self.flat_gradient = torch.zeros(sum(parameter.numel() for parameter in parameters))
-        offset = 0
-        for parameter in parameters:
-            part = self.flat_gradient[offset : offset + parameter.numel()]
-            parameter.grad = part.as_strided(parameter.shape, parameter.stride())
-            offset += parameter.numel()
+        self.statistics = tuple(statistics)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        # What a minibatch's processes have to sum: the gradient, and behind it the statistics.
+        self.sums = torch.zeros(size + len(self.statistics))
+        self.gradient, self.statistics_sums = self.sums[:size], self.sums[size:]
+        self.parameters = flatten_parameters(model, self.gradient)
+        self.optimizer = make_optimizer(self.parameters, config)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -72,13 +95,12 @@ class Learner:
     ) -> dict[str, float]:
         """One optimizer step on the mean loss over a minibatch.
 
-        `samples` (n,) are this process's share of the `minibatch_size` samples, which all processes together
-        cover. Returns the loss function's statistics as means over the whole minibatch, and `grad_norm`
+        `samples` (n,), possibly none, are this process's share of the `minibatch_size` samples, which all
+        processes together cover. Returns the loss function's statistics as means over the whole minibatch, and `grad_norm`
         before clipping. Raises RunError if the gradient is not finite; the parameters are then still the old
         ones.
         """
-        self.flat_gradient.zero_()
-        totals: dict[str, Tensor] = {}
+        self.sums.zero_()
         with self.timer("learn"):
             for start in range(0, len(samples), self.microbatch_size):
                 self.heartbeat()
@@ -86,19 +108,19 @@ class Learner:
                 weight = len(part) / minibatch_size
                 loss, statistics = loss_function(part)
                 (loss * weight).backward()  # type: ignore[no-untyped-call]
-                for name, value in statistics.items():
-                    totals[name] = totals.get(name, torch.zeros(())) + value.detach() * weight
+                means = torch.stack([statistics[name].detach() for name in self.statistics])
+                self.statistics_sums.add_(means, alpha=weight)
         with self.timer("sync"):
-            self.communicator.sum_(self.flat_gradient)
-            means = self.communicator.sum_(torch.stack(list(totals.values()))).tolist()
+            self.communicator.sum_(self.sums)
         with self.timer("learn"):
-            norm = float(self.flat_gradient.norm())
+            norm = float(self.gradient.norm())
             if not math.isfinite(norm):
                 raise RunError(f"the gradient is not finite (norm {norm}): training diverged")
             if norm > self.max_grad_norm:
-                self.flat_gradient.mul_(self.max_grad_norm / (norm + 1e-6))
+                self.gradient.mul_(self.max_grad_norm / (norm + 1e-6))
             self.optimizer.step()
-        return {**dict(zip(totals, means, strict=True)), "grad_norm": norm}
+        figures = dict(zip(self.statistics, self.statistics_sums.tolist(), strict=True))
+        return {**figures, "grad_norm": norm}
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

@@ -17,6 +17,9 @@ from src.models import ActorCritic
 from src.seeding import minibatch_permutation
 
 
+STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+
+
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
     """0.5 (V - R)^2, the mean over samples; all arguments (B,).
 
@@ -123,6 +126,8 @@ def update(
         name: torch.from_numpy(rollout.flat(name))
         for name in ("observations", "actions", "log_probs", "values", "advantages", "returns")
     }
+    # Before the first step: once the last one is done, other processes begin to overwrite the rollout.
+    variance_explained = explained_variance(rollout.values, rollout.returns)
     communicator = learner.communicator
     means = SampleMeans()
     epochs = 0
@@ -143,6 +148,6 @@ def update(
             break
     return {
         **means.result(),
-        "explained_variance": explained_variance(rollout.values, rollout.returns),
+        "explained_variance": variance_explained,
         "epochs": epochs,
     }

@@ -28,7 +28,7 @@ from src.timing import PhaseTimer
 
 logger = logging.getLogger(__name__)
 
-UPDATES = {"ppo": ppo.update}
+ALGORITHMS = {"ppo": ppo}
 
 
 @dataclass
@@ -67,8 +67,15 @@ class Trainer:
         self.microbatch_size = config.hardware.microbatch_size or cpu_utils.suggested_microbatch(
             largest_activation_bytes(config.model, self.spaces)
         )
+        self.algorithm = ALGORITHMS[config.algorithm]
         self.learner = Learner(
-            self.model, training, self.microbatch_size, communicator, self.timer, heartbeat
+            self.model,
+            training,
+            self.microbatch_size,
+            communicator,
+            self.timer,
+            heartbeat,
+            self.algorithm.STATISTICS,
         )
         self.rollout = RolloutBuffer(training.n_steps, config.env.num_envs, self.spaces)
         self.part = self.rollout.columns(self.first_env, per_process)
@@ -90,7 +97,7 @@ class Trainer:
         episodes = self.collector.collect(self.part, number)
         self._compute_advantages()
         self.learner.set_learning_rate(learning_rate)
-        figures = UPDATES[self.config.algorithm](self.learner, self.rollout, self.config.training, number)
+        figures = self.algorithm.update(self.learner, self.rollout, self.config.training, number)
         self.counters.updates += 1
         self.counters.timesteps += self.rollout.num_samples
         self.counters.episodes += len(episodes)
