@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from src import cpu_utils
-from src.config import Config, build_config, parse_yaml, read_config_file, set_value
+from src.config import Config
+from src.config_file import build_config, parse_yaml, read_config_file, set_value
 from src.errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
 from src.run_folder import RunFolder, config_of_run, require_same_run
 
@@ -118,9 +119,16 @@ def make_parser(algorithm: str, mode: str, timed: bool) -> Parser:
     for flag in FLAGS:
         metavar = {float: "X", count: "N"}.get(flag.type, "TEXT")
         parser.add_argument(flag.name, dest=flag.key, type=flag.type, metavar=metavar, help=flag.help)
-    workers = parser.add_argument_group("of parallel runs (here they can only say that there is one process)")
+    workers = parser.add_argument_group("processes")
     for name in ("--num-workers", "--num-actors"):
-        workers.add_argument(name, type=count, metavar="N", help="processes that step environments")
+        workers.add_argument(
+            name,
+            type=count,
+            metavar="N",
+            help="processes that step environments and learn"
+            if name == "--num-workers"
+            else "actors, of IMPALA only",
+        )
     workers.add_argument(
         "--num-envs-per-worker",
         "--num-envs-per-actor",
@@ -151,22 +159,26 @@ def apply_flags(data: dict[str, Any], arguments: argparse.Namespace) -> None:
         set_value(data, key.strip(), parse_yaml(text, f"--set {key}"), f"--set {item}")
 
 
-def apply_single_process(data: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """A sequential script has one process: flags of parallel scripts must agree with that."""
-    for name in ("num_workers", "num_actors"):
-        if getattr(arguments, name) not in (None, 1):
-            flag = "--" + name.replace("_", "-")
-            raise UsageError(
-                f"{flag} {getattr(arguments, name)}: this script trains in one process; only 1 is possible"
-            )
+def apply_workers(data: dict[str, Any], arguments: argparse.Namespace, mode: str) -> None:
+    """Write the flags that say how many processes there are and how many environments each of them has."""
+    if arguments.num_actors is not None:
+        raise UsageError(f"--num-actors {arguments.num_actors}: only IMPALA has actors; use --num-workers")
+    workers = arguments.num_workers
+    if mode == "sequential" and workers not in (None, 1):
+        raise UsageError(f"--num-workers {workers}: this script trains in one process")
+    if workers is not None:
+        set_value(data, "parallel.num_workers", workers, "--num-workers")
     per_process = arguments.num_envs_per_worker
-    if per_process is not None:
-        total = vars(arguments)["env.num_envs"]
-        if total not in (None, per_process):
-            raise UsageError(
-                f"--num-envs-per-worker {per_process} contradicts --num-envs {total} in one process"
-            )
-        set_value(data, "env.num_envs", per_process, "--num-envs-per-worker")
+    if per_process is None:
+        return
+    parallel = data.get("parallel") or {}
+    count = 1 if mode == "sequential" else parallel.get("num_workers") or cpu_utils.usable_cores()
+    total = vars(arguments)["env.num_envs"]
+    if total not in (None, per_process * count):
+        raise UsageError(
+            f"--num-envs-per-worker {per_process} x {count} workers contradicts --num-envs {total}"
+        )
+    set_value(data, "env.num_envs", per_process * count, "--num-envs-per-worker")
 
 
 def apply_budget(data: dict[str, Any], arguments: argparse.Namespace, timed: bool) -> None:
@@ -195,7 +207,7 @@ def resolve_config(arguments: argparse.Namespace, algorithm: str, mode: str, tim
         if data.setdefault(key, ours) != ours:
             raise UsageError(f"{path}: {key} = {data[key]!r}, but this script runs {algorithm} {mode}")
     apply_flags(data, arguments)
-    apply_single_process(data, arguments)
+    apply_workers(data, arguments, mode)
     apply_budget(data, arguments, timed)
     return build_config(data, str(path))
 
@@ -218,19 +230,25 @@ def resolve_resumed(
     else:
         data = before.model_dump(mode="json")
         apply_flags(data, arguments)
-        apply_single_process(data, arguments)
+        apply_workers(data, arguments, mode)
         now = build_config(data, str(root))
     require_same_run(before, now)
     return now, RunFolder(root, before)
 
 
 def main(algorithm: str, mode: str, timed: bool, argv: Sequence[str] | None = None) -> int:
-    """Run a training script; returns its exit code. Wrong input is one line on stderr and code 2."""
+    """Run a training script; returns its exit code."""
+    return exit_code(
+        lambda: run(make_parser(algorithm, mode, timed).parse_args(argv), algorithm, mode, timed)
+    )
+
+
+def exit_code(work: Callable[[], int]) -> int:
+    """The exit code of a script that does `work`. Wrong input is one line on stderr and code 2."""
     logging.basicConfig(format="%(levelname)s: %(message)s")
     program = Path(sys.argv[0]).name
     try:
-        arguments = make_parser(algorithm, mode, timed).parse_args(argv)
-        return run(arguments, algorithm, mode, timed)
+        return work()
     except UsageError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -241,6 +259,17 @@ def main(algorithm: str, mode: str, timed: bool, argv: Sequence[str] | None = No
         return 130
 
 
+def prepare_process(
+    num_threads: int | None, tune_allocator: bool = True, default_threads: int | None = None
+) -> int:
+    """Set this process's threads and allocator, before torch is loaded; returns the number of threads."""
+    chosen = cpu_utils.choose_threads(num_threads, default_threads)
+    cpu_utils.set_thread_environment(chosen)
+    if tune_allocator:
+        cpu_utils.tune_allocator()
+    return chosen
+
+
 def run(arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool) -> int:
     if arguments.resume:
         config, folder = resolve_resumed(arguments, algorithm, mode, timed)
@@ -249,11 +278,14 @@ def run(arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool) -
         folder = RunFolder(arguments.output_dir, config)
         if not arguments.overwrite:
             folder.refuse_if_occupied()
-    # Threads and allocator are set before torch is loaded, which importing src.run does.
-    num_threads = cpu_utils.choose_threads(config.hardware.num_threads)
-    cpu_utils.set_thread_environment(num_threads)
-    if config.hardware.tune_allocator:
-        cpu_utils.tune_allocator()
-    from src.run import train
+    # Before torch is loaded, which importing src.run does.
+    default_threads = 1 if mode == "parallel" else None  # one process a core, or one process for all cores
+    num_threads = prepare_process(
+        config.hardware.num_threads, config.hardware.tune_allocator, default_threads
+    )
+    if mode == "parallel":
+        from src.parallel import train_in_workers as train
+    else:
+        from src.run import train_in_one_process as train
 
     return train(config, folder, num_threads, arguments.resume, arguments.overwrite)

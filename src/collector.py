@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,16 +12,10 @@ from numpy.typing import NDArray
 
 from src.buffer import RolloutBuffer
 from src.errors import RunError
+from src.metrics import Episode
 from src.models import ActorCritic
 from src.seeding import action_noise
 from src.timing import PhaseTimer
-
-
-class Episode(NamedTuple):
-    """A finished episode: its raw return and its length in steps."""
-
-    reward: float
-    length: int
 
 
 def sample_actions(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,7 +124,10 @@ class Collector:
         self.running_rewards += rollout.rewards[t]
         self.running_lengths += 1
         ended = np.flatnonzero(rollout.terminated[t] | rollout.truncated[t])
-        episodes = [Episode(float(self.running_rewards[i]), int(self.running_lengths[i])) for i in ended]
+        episodes = [
+            Episode(t, self.first_env + int(i), float(self.running_rewards[i]), int(self.running_lengths[i]))
+            for i in ended
+        ]
         self.running_rewards[ended] = 0.0
         self.running_lengths[ended] = 0
         return episodes
@@ -156,3 +153,22 @@ class Collector:
         self.running_rewards = np.asarray(state["running_rewards"], np.float64)
         self.running_lengths = np.asarray(state["running_lengths"], np.int64)
         return True
+
+
+def join_states(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """The states of collectors, in the order of their environments, as the state of one."""
+    env_states: list[torch.Tensor] | None = []
+    for state in states:
+        saved = state["env_states"]
+        env_states = None if env_states is None or saved is None else env_states + saved
+    return {
+        "env_states": env_states,
+        "observations": torch.cat([state["observations"] for state in states]),
+        "running_rewards": [each for state in states for each in state["running_rewards"]],
+        "running_lengths": [each for state in states for each in state["running_lengths"]],
+    }
+
+
+def part_of_state(state: dict[str, Any], own: slice) -> dict[str, Any]:
+    """The environments `own` of a state that `join_states` made."""
+    return {name: None if value is None else value[own] for name, value in state.items()}

@@ -1,34 +1,21 @@
 """The configuration of a run: typed, validated, frozen.
 
-A YAML file, then command-line values over it, become one `Config`. Nothing is ignored: an unknown key, a
-value of the wrong type or an impossible combination is a `UsageError` that names the key, the value and the
-rule.
+Nothing is ignored: an unknown key, a value of the wrong type or an impossible combination is an error that
+names the key, the value and the rule. How it is read and written is the matter of src/config_file.py.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Strict,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
-from src.errors import UsageError
+from src.cpu_utils import usable_cores
 from src.procgen_games import GAMES_WITH_MODE, MAX_LEVEL, canonical_id, procgen_game
 
-Algorithm = Literal["ppo"]
-Mode = Literal["sequential"]
+Algorithm = Literal["ppo", "a2c", "a3c"]
+Mode = Literal["sequential", "parallel"]
 DistributionMode = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
 MAX_GROUP_SIZE = 8
@@ -43,6 +30,7 @@ def _whole(value: Any) -> Any:
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
 NonNegative = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Widths = Annotated[tuple[Count, ...], Strict(False), Field(min_length=1)]
 
@@ -91,7 +79,9 @@ class EnvConfig(Section):
         if values.get("distribution_mode") == "exploration":
             if values.get("num_levels") is not None or values.get("start_level", 0) != 0:
                 raise ValueError(
-                    "distribution_mode exploration fixes its one level: leave out num_levels and start_level"
+                    f"env.num_levels = {values.get('num_levels')!r}, env.start_level = "
+                    f"{values.get('start_level', 0)!r}: distribution_mode exploration fixes its one level: "
+                    "leave out both"
                 )
         elif values.get("num_levels") is None:
             values["num_levels"] = DEFAULT_NUM_LEVELS
@@ -99,19 +89,25 @@ class EnvConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> EnvConfig:
-        if self.start_level + (self.num_levels or 0) > MAX_LEVEL:
-            raise ValueError(f"start_level + num_levels must be at most {MAX_LEVEL}")
+        if self.start_level + (self.num_levels or 1) > MAX_LEVEL:
+            raise ValueError(
+                f"env.start_level = {self.start_level}, env.num_levels = {self.num_levels}: the last level must "
+                f"be below {MAX_LEVEL}"
+            )
         if self.group_size is not None and self.num_envs % self.group_size:
-            raise ValueError(f"group_size = {self.group_size} must divide num_envs = {self.num_envs}")
+            raise ValueError(f"env.group_size = {self.group_size} must divide env.num_envs = {self.num_envs}")
         game = procgen_game(self.id)
         with_mode = GAMES_WITH_MODE[self.distribution_mode]
         if game is not None and game not in with_mode:
             raise ValueError(
-                f"{self.id} has no distribution_mode {self.distribution_mode!r}; "
+                f"env.distribution_mode = {self.distribution_mode!r}: {self.id} does not have it; "
                 f"games that have it: {', '.join(with_mode)}"
             )
         if game is not None and self.kwargs:
-            raise ValueError("kwargs are for Gymnasium environments; Procgen's options go under env.procgen")
+            raise ValueError(
+                f"env.kwargs = {self.kwargs!r}: they are for Gymnasium environments; Procgen's options go under "
+                "env.procgen"
+            )
         return self
 
 
@@ -125,14 +121,15 @@ class ModelConfig(Section):
 
 
 class TrainingConfig(Section):
-    seed: NonNegative = 42
+    seed: Annotated[NonNegative, Field(le=2**63 - 1)] = 42
     total_timesteps: Count | None = 25_000_000
     """Budget of the fixed-timesteps scripts: environment steps over all environments, rounded up to whole
     rollouts."""
     duration_hours: PositiveFloat | None = None
     """Budget of the timed scripts: hours of wall clock."""
     n_steps: Count = 128
-    batch_size: Count = 1024
+    batch_size: Count | None = 1024
+    """Samples in a minibatch; null: the whole rollout. A2C and A3C learn from the whole rollout at once."""
     n_epochs: Count = 4
     learning_rate: PositiveFloat = 5e-4
     lr_schedule: Literal["constant", "linear"] = "constant"
@@ -145,14 +142,28 @@ class TrainingConfig(Section):
     gae_lambda: Fraction = 0.95
     clip_range: PositiveFloat = 0.2
     clip_value_loss: bool = False
-    vf_coef: Annotated[float, Field(ge=0)] = 0.5
-    ent_coef: Annotated[float, Field(ge=0)] = 0.01
+    vf_coef: Coefficient = 0.5
+    ent_coef: Coefficient = 0.01
     normalize_advantages: bool = True
     target_kl: PositiveFloat | None = None
     """Ends an update after the epoch whose mean approximate KL exceeds it."""
     normalize_rewards: bool = True
     """Learn from rewards over the running standard deviation of the discounted return; reports stay raw."""
     reward_clip: PositiveFloat = 10.0
+
+
+class ParallelConfig(Section):
+    num_workers: Count | None = None
+    """Processes that step environments and learn; null: one per usable core. A sequential run has one."""
+    timeout_seconds: PositiveFloat = 120.0
+    """A worker that makes no progress for so long (an environment that hangs) ends the run."""
+    check_every: Count = 100
+    """Updates between two checks that all workers hold the same parameters."""
+    buffer: Literal["auto", "shared", "mmap"] = "auto"
+    """Where the rollout lies. auto: in memory, shared between workers; mmap: in a file, for rollouts larger
+    than RAM."""
+    buffer_dir: str | None = None
+    """Folder of the file of an mmap buffer; null: the system's folder for temporary files."""
 
 
 class HardwareConfig(Section):
@@ -189,6 +200,7 @@ class Config(Section):
     env: EnvConfig = Field(default_factory=lambda: EnvConfig.model_validate({}))
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
+    parallel: ParallelConfig = ParallelConfig()
     hardware: HardwareConfig = HardwareConfig()
     logging: LoggingConfig = LoggingConfig()
 
@@ -198,162 +210,80 @@ class Config(Section):
 
     @property
     def num_processes(self) -> int:
-        """Processes that step environments."""
-        return 1
+        """Processes that step environments and learn."""
+        return self.parallel.num_workers or 1
+
+    @property
+    def envs_per_process(self) -> int:
+        return self.env.num_envs // self.num_processes
 
     @property
     def group_size(self) -> int:
         """Environments per native batch, resolved."""
-        per_process = self.env.num_envs // self.num_processes
-        return self.env.group_size or largest_divisor(per_process, MAX_GROUP_SIZE)
+        if self.env.group_size is not None:
+            return self.env.group_size
+        return largest_divisor(self.envs_per_process, MAX_GROUP_SIZE) if procgen_game(self.env.id) else 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_workers(cls, data: Any) -> Any:
+        """Write the number of workers out, so that config.yaml says it."""
+        parallel = data.get("parallel", {}) if isinstance(data, Mapping) else None
+        if not isinstance(parallel, Mapping) or parallel.get("num_workers") is not None:
+            return data
+        workers = usable_cores() if data.get("mode") == "parallel" else 1
+        return {**data, "parallel": {**parallel, "num_workers": workers}}
 
     @model_validator(mode="after")
     def _check(self) -> Config:
-        training = self.training
-        if training.batch_size > self.timesteps_per_update:
+        self._check_algorithm()
+        training, workers, num_envs = self.training, self.num_processes, self.env.num_envs
+        if self.mode == "sequential" and workers != 1:
+            raise ValueError(f"parallel.num_workers = {workers}: a sequential run has one process")
+        if num_envs % workers:
+            raise ValueError(
+                f"env.num_envs = {num_envs} must be a multiple of parallel.num_workers = {workers}"
+            )
+        if self.env.group_size is not None and self.envs_per_process % self.env.group_size:
+            raise ValueError(
+                f"env.group_size = {self.env.group_size} must divide the environments of a process, "
+                f"{num_envs} / {workers} = {self.envs_per_process}"
+            )
+        if training.batch_size is not None and training.batch_size > self.timesteps_per_update:
             raise ValueError(
                 f"training.batch_size = {training.batch_size} must be at most the rollout, "
-                f"n_steps x num_envs = {training.n_steps} x {self.env.num_envs} = {self.timesteps_per_update}"
+                f"n_steps x num_envs = {training.n_steps} x {num_envs} = {self.timesteps_per_update}"
             )
         return self
+
+    def _check_algorithm(self) -> None:
+        if self.algorithm == "ppo":
+            return
+        name, training = self.algorithm.upper(), self.training
+        if training.n_epochs != 1:
+            raise ValueError(
+                f"training.n_epochs = {training.n_epochs}: {name} uses a rollout once, so it must be 1"
+            )
+        if training.batch_size not in (None, self.timesteps_per_update):
+            raise ValueError(
+                f"training.batch_size = {training.batch_size}: {name} learns from the whole rollout at once; "
+                f"leave it null or {self.timesteps_per_update}"
+            )
+        for key in PPO_SETTINGS:
+            value = getattr(training, key)
+            if value != TrainingConfig.model_fields[key].default:
+                raise ValueError(f"training.{key} = {value}: only PPO has this setting, not {name}")
+        if self.algorithm == "a3c" and self.mode == "sequential":
+            raise ValueError("A3C is asynchronous: one sequential A3C worker is A2C, so use A2C")
+
+
+# Settings that mean something to PPO alone.
+PPO_SETTINGS = ("clip_range", "clip_value_loss", "target_kl")
 
 
 def largest_divisor(number: int, limit: int) -> int:
     """The largest divisor of `number` that is at most `limit`."""
     return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)
-
-
-# Old files name these settings under `training`; each has one home.
-ALIASES = {
-    "training.num_envs": "env.num_envs",
-    "training.device": "hardware.device",
-    "training.num_threads": "hardware.num_threads",
-    "hardware.num_envs": "env.num_envs",
-}
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML with YAML 1.2's floats (`1e-4` is a number) and without silently repeated keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} appears twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
-
-
-def parse_yaml(text: str, source: str) -> Any:
-    """Parse YAML text. Raises UsageError that names `source` and the line."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark else ""
-        raise UsageError(
-            f"{source}{where}: not valid YAML: {getattr(error, 'problem', None) or error}"
-        ) from None
-
-
-def read_config_file(path: Path) -> dict[str, Any]:
-    """Read a configuration file into plain sections, every setting in its one home.
-
-    Raises UsageError if the file is missing, is not YAML, or gives a setting twice with different values.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read config {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"cannot read config {path}: not a text file") from None
-    data = parse_yaml(text, str(path))
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        raise UsageError(
-            f"{path}: expected sections (env, model, training, ...), found {type(data).__name__}"
-        )
-    _move_aliases(data, str(path))
-    return data
-
-
-def _move_aliases(data: dict[str, Any], source: str) -> None:
-    for alias, home in ALIASES.items():
-        section, key = alias.split(".")
-        if not isinstance(data.get(section), dict) or key not in data[section]:
-            continue
-        value = data[section].pop(key)
-        home_section, home_key = home.split(".")
-        target = data.setdefault(home_section, {})
-        if not isinstance(target, dict):
-            continue  # validation names the malformed section
-        if home_key in target and target[home_key] != value:
-            raise UsageError(
-                f"{source}: {alias} = {value!r} contradicts {home} = {target[home_key]!r}; keep one of them"
-            )
-        target[home_key] = value
-
-
-def set_value(data: dict[str, Any], dotted_key: str, value: Any, source: str) -> None:
-    """Set `section.key` (or `section.sub.key`) in plain sections."""
-    *sections, key = ALIASES.get(dotted_key, dotted_key).split(".")
-    if not sections or not all([*sections, key]):
-        raise UsageError(f"{source}: expected section.key=value, for example training.gamma=0.99")
-    for section in sections:
-        if data.get(section) is None:
-            data[section] = {}
-        data = data[section]
-        if not isinstance(data, dict):
-            raise UsageError(f"{source}: {section} is not a section")
-    data[key] = value
-
-
-def build_config(data: Mapping[str, Any], source: str) -> Config:
-    """Validate plain sections. Raises UsageError with one line that names every offending key, value and
-    rule."""
-    sections = {
-        key: {} if value is None and key in Config.model_fields else value for key, value in data.items()
-    }
-    try:
-        return Config.model_validate(sections)
-    except ValidationError as error:
-        raise UsageError(f"{source}: {describe_validation_error(error)}") from None
-
-
-def describe_validation_error(error: ValidationError) -> str:
-    """All problems of a pydantic error on one line: `section.key = value: rule; ...`."""
-    problems = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
-        rule = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            problems.append(f"{key}: unknown key{_known_keys(item['loc'])}")
-        elif item["type"] == "value_error":
-            problems.append(f"{key}: {rule}" if key and key not in rule else rule)
-        else:
-            problems.append(f"{key} = {item['input']!r}: {rule[0].lower()}{rule[1:]}")
-    return "; ".join(problems)
-
-
-def _known_keys(location: Sequence[int | str]) -> str:
-    section: Any = Config
-    for part in location[:-1]:
-        field = section.model_fields.get(str(part))
-        section = field.annotation if field is not None else None
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            return ""
-    return f" (known: {', '.join(section.model_fields)})"
 
 
 def flat_settings(config: Config) -> dict[str, Any]:
@@ -368,8 +298,3 @@ def flat_settings(config: Config) -> dict[str, Any]:
         return flat
 
     return walk(config.model_dump(), "")
-
-
-def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML; `read_config_file` and `build_config` give the same object back."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)

@@ -79,12 +79,13 @@ def usable_cores() -> int:
     return max(1, min(count, math.ceil(quota)) if quota is not None else count)
 
 
-def choose_threads(requested: int | None) -> int:
-    """Threads for one process: `requested`, else a valid OMP_NUM_THREADS, else every usable core."""
+def choose_threads(requested: int | None, default: int | None = None) -> int:
+    """Threads for one process: `requested`, else a valid OMP_NUM_THREADS, else `default` or every usable
+    core."""
     if requested is not None:
         return requested
     explicit = os.environ.get("OMP_NUM_THREADS", "")
-    return int(explicit) if explicit.isdigit() and int(explicit) > 0 else usable_cores()
+    return int(explicit) if explicit.isdigit() and int(explicit) > 0 else default or usable_cores()
 
 
 def set_thread_environment(num_threads: int) -> None:

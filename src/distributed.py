@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
+
+from src.errors import PeerLost, RunError
 
 
 class Communicator:
     """A world of one process: every collective operation is the identity.
 
     The trainer, the learner and the reward scaler are written against these operations, so that what they
-    compute does not depend on the number of processes.
+    compute does not depend on the number of processes. Every process has to call the same operations in the
+    same order.
     """
 
     rank: int = 0
@@ -28,4 +38,87 @@ class Communicator:
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         """Sum float64 numbers over all processes."""
-        return self.sum_(torch.tensor(list(values), dtype=torch.float64)).tolist()
+        sums: list[float] = self.sum_(torch.tensor(list(values), dtype=torch.float64)).tolist()
+        return sums
+
+    def from_main(self, value: float) -> float:
+        """The main process's number, in every process."""
+        return self.sum_floats([value if self.is_main else 0.0])[0]
+
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """The values of all processes by rank, in the main process; None elsewhere."""
+        return [value]
+
+    def require_equal(self, tensor: torch.Tensor, what: str) -> None:
+        """Raise RunError if a tensor is not the same, bit for bit, in every process."""
+
+    def close(self) -> None:
+        """Leave the world."""
+
+
+class GlooCommunicator(Communicator):
+    """Processes of one or several machines, over torch.distributed's gloo."""
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        world_size: int,
+        timeout_seconds: float,
+        around_wait: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Join the others, who meet at `store` (a torch.distributed store).
+
+        Every operation is inside the context `around_wait`, so that others can see that this process waits.
+        Operations raise PeerLost when another process is gone or silent for `timeout_seconds`.
+        """
+        self.rank = rank
+        self.world_size = world_size
+        self.around_wait = around_wait
+        self._call(
+            dist.init_process_group,
+            "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_seconds),
+        )
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._call(dist.all_reduce, tensor)
+        return tensor
+
+    def barrier(self) -> None:
+        self.sum_(torch.zeros(1))
+
+    def gather(self, value: Any) -> list[Any] | None:
+        values: list[Any] | None = [None] * self.world_size if self.is_main else None
+        self._call(dist.gather_object, value, values)
+        return values
+
+    def require_equal(self, tensor: torch.Tensor, what: str) -> None:
+        digest = hashlib.blake2b(tensor.numpy().tobytes(), digest_size=7).digest()
+        number = torch.tensor([int.from_bytes(digest, "big")], dtype=torch.int64)
+        numbers = [torch.zeros_like(number) for _ in range(self.world_size)]
+        self._call(dist.all_gather, numbers, number)
+        different = [rank for rank, other in enumerate(numbers) if not torch.equal(other, numbers[0])]
+        if different:
+            raise RunError(f"{what} of worker(s) {different} differ from those of worker 0")
+
+    def _call(self, operation: Any, *arguments: Any, **options: Any) -> None:
+        try:
+            with self.around_wait():
+                operation(*arguments, **options)
+        except RuntimeError as error:  # gloo's word for a closed connection or a time-out
+            raise PeerLost(f"worker {self.rank} lost the others: {str(error).splitlines()[0]}") from error
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def use_loopback() -> None:
+    """Have gloo talk over the loopback interface unless GLOO_SOCKET_IFNAME says otherwise."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

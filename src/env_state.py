@@ -62,7 +62,7 @@ def restore(env: gymnasium.Env[Any, Any], layers: list[dict[str, Any]]) -> None:
 
 
 def _encode(value: Any, name: str) -> Any:
-    if isinstance(value, _PLAIN):
+    if type(value) in _PLAIN:
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return {
@@ -76,12 +76,12 @@ def _encode(value: Any, name: str) -> Any:
     if isinstance(value, np.random.Generator):
         bits = value.bit_generator
         return {"kind": "generator", "name": type(bits).__name__, "state": _encode(bits.state, name)}
-    if isinstance(value, (list, tuple, deque)):
-        kind = next(
-            each.__name__ for each in (list, tuple, deque) if type(value) is each or isinstance(value, each)
-        )
-        return {"kind": kind, "items": [_encode(item, name) for item in value]}
-    if isinstance(value, dict):
+    # Exact types only: a subclass (a named tuple, an enumeration) would not come back as what it was.
+    if type(value) in (list, tuple):
+        return {"kind": type(value).__name__, "items": [_encode(item, name) for item in value]}
+    if type(value) is deque:
+        return {"kind": "deque", "maxlen": value.maxlen, "items": [_encode(item, name) for item in value]}
+    if type(value) is dict:
         return {
             "kind": "dict",
             "items": [[_encode(key, name), _encode(item, name)] for key, item in value.items()],
@@ -103,5 +103,7 @@ def _decode(value: Any) -> Any:
         return np.random.Generator(bits)
     if kind == "dict":
         return {_decode(key): _decode(item) for key, item in value["items"]}
-    containers = {"list": list, "tuple": tuple, "deque": deque}
-    return containers[kind](_decode(item) for item in value["items"])
+    items = [_decode(item) for item in value["items"]]
+    if kind == "deque":
+        return deque(items, value["maxlen"])
+    return tuple(items) if kind == "tuple" else items

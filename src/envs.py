@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
 from src import env_state
@@ -55,14 +57,15 @@ def _make_gymnasium(
         kwargs["env_id"], env_id = env_id.removeprefix("gym:"), "GymV26Environment-v0"
     if render:
         kwargs["render_mode"] = "rgb_array"
-    if max_episode_steps is not None:
-        kwargs["max_episode_steps"] = max_episode_steps
+    # A second limit around the environment's own: it must not lift that.
+    cap = None if max_episode_steps is None else [partial(TimeLimit, max_episode_steps=max_episode_steps)]
     try:
         return gymnasium.make_vec(
             env_id,
             num_envs=num_envs,
             vectorization_mode="sync",
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+            wrappers=cap,
             **kwargs,
         )
     except (
@@ -91,6 +94,11 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
         self.num_envs = len(seeds)
         self._seeds: list[int] | None = list(seeds)
         self._envs = _make_gymnasium(config, len(seeds), render, max_episode_steps)
+        self.max_episode_steps = max_episode_steps
+        spec = self._envs.spec
+        own_limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps) if spec is not None else None
+        if max_episode_steps is not None and own_limit is not None and own_limit <= max_episode_steps:
+            self.max_episode_steps = None  # the environment's own limit comes first
         space, actions = self._envs.single_observation_space, self._envs.single_action_space
         try:
             if not isinstance(actions, gymnasium.spaces.Discrete):

@@ -15,6 +15,10 @@ class RunError(Exception):
     """A run that cannot go on (environment fault, divergence, full disk). One line. Exit code 1."""
 
 
+class PeerLost(RunError):
+    """Another process of the run is gone; why it went is for that process, or for who started it, to say."""
+
+
 class Interrupted(Exception):
     """A signal asked the run to stop; raised between two environment steps or two gradient computations."""
 

@@ -31,10 +31,10 @@ CURVES = (
 )
 """The keys of metrics.jsonl that training curves are drawn from."""
 
-# Okabe and Ito's palette, which readers with any colour vision can tell apart; the purple darkened to be read as text.
+# Okabe and Ito's palette, which readers with any colour vision can tell apart; purple darkened for text.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#A45C86"
 INK, GREY, FAINT = "#222222", "#666666", "#E6E6E6"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 11,
     "text.color": INK,
     "axes.edgecolor": GREY,
@@ -50,16 +50,20 @@ STYLE = {
     "xtick.color": GREY,
     "ytick.color": GREY,
     "lines.solid_capstyle": "round",
+    "text.parse_math": False,  # names are shown as they are
     "svg.hashsalt": "training curves",  # the same picture from the same data, to the byte
 }
+LEFT = 0.07  # of the panels and the titles, as a share of the width
 SMOOTH_FROM = 100  # from so many updates on a noisy series also gets a running mean, over a fiftieth of them
 
 
-def draw_training_curves(curves: Mapping[str, Values], title: str, subtitle: str = "", x: str = "timesteps") -> Figure:
+def draw_training_curves(
+    curves: Mapping[str, Values], title: str, subtitle: str = "", x: str = "timesteps"
+) -> Figure:
     """One figure of five panels: return (the widest), FPS, policy loss, value loss, entropy.
 
-    `curves` has a value for each row (R,) under every key of CURVES, NaN where there is none. `x` is `timesteps`, or
-    `hours` of wall clock. `subtitle` goes behind the run's totals.
+    `curves` has a value for each row (R,) under every key of CURVES, NaN where there is none. `x` is
+    timesteps or hours (of wall clock). `subtitle` goes behind the run's totals.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -67,9 +71,8 @@ def draw_training_curves(curves: Mapping[str, Values], title: str, subtitle: str
     xs = curves["timesteps"] if x == "timesteps" else curves["time/elapsed_seconds"] / 3600
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 7.2))
-        grid = figure.add_gridspec(
-            2, 3, left=0.055, right=0.945, bottom=0.08, top=0.81, wspace=0.36, hspace=0.66, height_ratios=(1.3, 1)
-        )
+        grid = figure.add_gridspec(2, 3, height_ratios=(1.3, 1), wspace=0.4, hspace=0.62)
+        figure.subplots_adjust(left=LEFT, right=0.94, bottom=0.08, top=0.81)
         returns, fps = figure.add_subplot(grid[0, :2]), figure.add_subplot(grid[0, 2])
         policy_loss, value_loss, entropy = (figure.add_subplot(grid[1, column]) for column in range(3))
         draw_returns(returns, xs, curves["rollout/ep_reward_mean"], curves["rollout/ep_reward_std"])
@@ -79,9 +82,10 @@ def draw_training_curves(curves: Mapping[str, Values], title: str, subtitle: str
         draw_noisy(entropy, xs, curves["train/entropy"], "Policy entropy", "nats", PURPLE)
         for ax in figure.axes:
             _dress_x(ax, xs, x, ticks=8 if ax is returns else 4)
-        figure.text(0.02, 0.965, title, fontsize=17, fontweight="bold", va="center")
+            _dress_y(ax)
+        figure.text(LEFT, 0.965, title, fontsize=17, fontweight="bold", va="center")
         facts = [*_totals(curves), *([subtitle] if subtitle else [])]
-        figure.text(0.02, 0.919, " · ".join(facts), color=GREY, va="center")
+        figure.text(LEFT, 0.919, " · ".join(facts), color=GREY, va="center")
     return figure
 
 
@@ -106,14 +110,12 @@ def draw_returns(ax: Axes, xs: Values, means: Values, stds: Values) -> None:
     _caption(ax, [(f"mean of the last {WINDOW} episodes", BLUE), ("band: ± 1 standard deviation", GREY)])
     xs, means, stds = xs[shown], means[shown], np.nan_to_num(stds[shown])
     ax.fill_between(xs, means - stds, means + stds, color=BLUE, alpha=0.16, linewidth=0)
-    _line(ax, xs, means, BLUE, 2.4)
+    _line(ax, xs, means, BLUE, 2.4 if len(xs) < 500 else 1.6)
     _end_label(ax, xs, means, f"{means[-1]:,.{2 if abs(means[-1]) < 100 else 0}f}", BLUE)
 
 
 def draw_fps(ax: Axes, xs: Values, window: Values, average: Values) -> None:
     """Timesteps per wall-clock second: of each update, and since the process started."""
-    from matplotlib.ticker import StrMethodFormatter
-
     _head(ax, "FPS", "timesteps per second")
     shown = np.isfinite(xs) & np.isfinite(window) & np.isfinite(average)
     if not shown.any():
@@ -124,7 +126,6 @@ def draw_fps(ax: Axes, xs: Values, window: Values, average: Values) -> None:
     _line(ax, xs[shown], average[shown], BLUE, 2.4)
     _end_label(ax, xs[shown], average[shown], f"{average[shown][-1]:,.0f}", BLUE)
     ax.set_ylim(bottom=0)
-    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def draw_noisy(ax: Axes, xs: Values, ys: Values, name: str, unit: str, colour: str) -> None:
@@ -158,17 +159,18 @@ def _line(ax: Axes, xs: Values, ys: Values, colour: str, width: float, alpha: fl
 
 def _head(ax: Axes, name: str, unit: str) -> None:
     title = ax.set_title(name, loc="left", pad=24)
-    ax.annotate(unit, (1, 0), (8, 0), xycoords=title, textcoords="offset points", va="baseline", color=GREY)
+    ax.annotate(unit, (1, 0), (8, 0), xycoords=title, textcoords="offset points", va="bottom", color=GREY)
 
 
 def _caption(ax: Axes, parts: Sequence[tuple[str, str]]) -> None:
     """The names of the series, each in its colour, under the panel's title: no legend to look up."""
     before: Any = None
     for words, colour in parts:
-        position, offset, anchor = ((0, 1), (0, 8), "axes fraction") if before is None else ((1, 0), (14, 0), before)
-        before = ax.annotate(
-            words, position, offset, xycoords=anchor, textcoords="offset points", va="baseline", color=colour
-        )
+        style: dict[str, Any] = {"textcoords": "offset points", "va": "bottom", "color": colour}
+        if before is None:
+            before = ax.annotate(words, (0, 1), (0, 8), xycoords="axes fraction", **style)
+        else:
+            before = ax.annotate(words, (1, 0), (14, 0), xycoords=before, **style)
 
 
 def _end_label(ax: Axes, xs: Values, ys: Values, words: str, colour: str) -> None:
@@ -193,6 +195,22 @@ def _dress_x(ax: Axes, xs: Values, x: str, ticks: int) -> None:
     if x == "timesteps":
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
     ax.set_xlabel("timesteps" if x == "timesteps" else "wall-clock time (hours)")
+
+
+def _dress_y(ax: Axes) -> None:
+    """A few ticks, written out: a power of ten above the axis would be overlooked."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    if ax.get_yticks().size:
+        ax.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, ax.get_yticks())))
+
+
+def tick_text(value: float, ticks: Values) -> str:
+    """A tick's value with thousands separators and as many decimals as the distance between ticks needs."""
+    step = float(np.diff(ticks).min()) if len(ticks) > 1 else 1.0
+    decimals = max(0, -math.floor(math.log10(step) + 1e-6))  # steps are 1, 2 or 5 times a power of ten
+    return f"{value:,.{decimals}f}".replace("-", "\u2212")
 
 
 def count_text(count: float) -> str:

@@ -32,8 +32,8 @@ def make_optimizer(parameters: Tensor, config: TrainingConfig) -> torch.optim.Op
 def flatten_parameters(model: ActorCritic, gradient: Tensor) -> Tensor:
     """Make all parameters of a model views of one vector, which is returned, and their gradients of another.
 
-    The values stay. The optimizers here work element by element, so one step on the vector is one step on every
-    parameter. `gradient` is a vector of as many zeros as the model has parameters.
+    The values stay. The optimizers here work element by element, so one step on the vector is one step on
+    every parameter. `gradient` is a vector of as many zeros as the model has parameters.
     """
     parameters = list(model.parameters())
     flat = torch.empty_like(gradient)
@@ -52,10 +52,10 @@ def flatten_parameters(model: ActorCritic, gradient: Tensor) -> Tensor:
 class Learner:
     """Model and optimizer, with all parameters in one vector and all gradients in another.
 
-    One vector means one all-reduce, one norm and one optimizer step. The gradient of a minibatch is accumulated over
-    microbatches: the same mathematics, but the activations of only one microbatch are alive at a time and
-    stay in the caches (measured with the IMPALA network on two cores: 1.5 times the samples per second of
-    whole minibatches).
+    One vector means one all-reduce, one norm and one optimizer step. The gradient of a minibatch is
+    accumulated over microbatches: the same mathematics, but the activations of only one microbatch are alive
+    at a time and stay in the caches (measured with the IMPALA network on two cores: 1.5 times the samples per
+    second of whole minibatches).
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class Learner:
         """One optimizer step on the mean loss over a minibatch.
 
         `samples` (n,), possibly none, are this process's share of the `minibatch_size` samples, which all
-        processes together cover. Returns the loss function's statistics as means over the whole minibatch, and `grad_norm`
-        before clipping. Raises RunError if the gradient is not finite; the parameters are then still the old
-        ones.
+        processes together cover. Returns the loss function's statistics as means over the whole minibatch,
+        and `grad_norm` before clipping. Raises RunError if the gradient is not finite; the parameters are
+        then still the old ones.
         """
         self.sums.zero_()
         with self.timer("learn"):

@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,15 @@ class SampleMeans:
         return {name: total / self.count for name, total in self.totals.items()}
 
 
+class Episode(NamedTuple):
+    """A finished episode: when in the rollout and where it ended, its raw return, its length in steps."""
+
+    step: int
+    env: int
+    reward: float
+    length: int
+
+
 class EpisodeStatistics:
     """Raw returns of the run: the first and the last 100 episodes, and the best mean of 100 in a row."""
 
@@ -89,10 +98,11 @@ class EpisodeStatistics:
         self.last_lengths: deque[int] = deque(maxlen=WINDOW)
         self.best_mean: float | None = None
 
-    def add(self, episodes: Iterable[tuple[float, int]]) -> bool:
-        """Take in episodes (return, length) in order; returns whether the best mean of 100 episodes rose."""
+    def add(self, episodes: Iterable[Episode]) -> bool:
+        """Take in episodes in order; returns whether the best mean of 100 episodes rose."""
         best_before = self.best_mean
-        for reward, length in episodes:
+        for episode in episodes:
+            reward, length = episode.reward, episode.length
             self.count += 1
             if len(self.first_rewards) < WINDOW:
                 self.first_rewards.append(reward)

@@ -29,7 +29,8 @@ class ResourceMonitor:
     One sample reads a file of /proc for each process: about a millisecond for each gigabyte that it maps.
     """
 
-    def __init__(self, interval_seconds: float) -> None:
+    def __init__(self, interval_seconds: float, root_process: int | None = None) -> None:
+        """`root_process` is the process whose tree is measured; None: this one."""
         self.interval_seconds = interval_seconds
         self.memory_gb = 0.0
         self.peak_gb = 0.0
@@ -37,7 +38,7 @@ class ResourceMonitor:
         self._memory_sum = 0.0
         self._samples = 0
         self._cores = usable_cores()
-        self._root = psutil.Process()
+        self._root = psutil.Process(root_process)
         self._started = time.perf_counter()
         self._last = (self._started, self._cpu_seconds())
         self._first_cpu_seconds = self._last[1]

@@ -16,7 +16,6 @@ from src.metrics import SampleMeans, explained_variance
 from src.models import ActorCritic
 from src.seeding import minibatch_permutation
 
-
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
@@ -131,11 +130,12 @@ def update(
     communicator = learner.communicator
     means = SampleMeans()
     epochs = 0
+    batch_size = config.batch_size or rollout.num_samples
     for epoch in range(config.n_epochs):
         order = minibatch_permutation(config.seed, number, epoch, rollout.num_samples)
         epoch_means = SampleMeans()
-        for start in range(0, rollout.num_samples, config.batch_size):
-            minibatch = order[start : start + config.batch_size]
+        for start in range(0, rollout.num_samples, batch_size):
+            minibatch = order[start : start + batch_size]
             share = minibatch[communicator.rank :: communicator.world_size]
             centre, scale = 0.0, 1.0
             if config.normalize_advantages:

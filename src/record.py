@@ -6,12 +6,13 @@ import functools
 import importlib.metadata
 import platform
 import subprocess
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from src.config import Config
 from src.cpu_utils import describe_machine
-from src.metrics import write_columns, write_json
+from src.metrics import EpisodeStatistics, read_rows, write_columns, write_json
 from src.run_folder import RunFolder
 
 SCHEMA_VERSION = 1
@@ -56,9 +57,8 @@ def write_record(folder: RunFolder, config: Config, status: str, figures: dict[s
 
     `status` is completed, interrupted or failed. `figures` has start_time, end_time, duration_hours,
     total_timesteps, total_updates, total_episodes, average_fps, final_fps, performance, resource_usage,
-    time_breakdown and threads.
+    time_breakdown and workers.
     """
-    threads = figures.pop("threads")
     record = {
         "schema_version": SCHEMA_VERSION,
         "status": status,
@@ -67,7 +67,7 @@ def write_record(folder: RunFolder, config: Config, status: str, figures: dict[s
         "env": config.env.id,
         "seed": config.training.seed,
         **figures,
-        "hardware": {**describe_machine(), "threads": threads},
+        "hardware": {**describe_machine(), "threads": [worker["threads"] for worker in figures["workers"]]},
         "software": describe_software(),
         "config": config.model_dump(mode="json"),
     }
@@ -92,3 +92,33 @@ def write_record(folder: RunFolder, config: Config, status: str, figures: dict[s
     write_json(folder.root / "training_summary.json", summary)
     write_json(folder.root / "benchmark_metrics.json", record)
     return record
+
+
+def write_failed_record(folder: RunFolder, config: Config) -> None:
+    """The record of a run whose main process died: what its metrics file says, null for what only it knew."""
+    rows = read_rows(folder.rows) if folder.rows.exists() else []
+    last = rows[-1] if rows else {}
+    elapsed = last.get("time/elapsed_seconds", 0.0)
+    figures = {
+        "start_time": None,
+        "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "duration_hours": round(elapsed / 3600, 6),
+        "total_timesteps": last.get("timesteps", 0),
+        "total_updates": last.get("update", 0),
+        "total_episodes": last.get("rollout/episodes", 0),
+        "average_fps": last.get("time/fps_average"),
+        "final_fps": last.get("time/fps"),
+        "performance": {
+            **EpisodeStatistics().performance(),
+            "final_reward": last.get("rollout/ep_reward_mean"),
+            "average_reward_last_100_episodes": last.get("rollout/ep_reward_mean"),
+        },
+        "resource_usage": {
+            "peak_memory_gb": max((row["system/memory_gb"] for row in rows), default=None),
+            "average_memory_gb": None,
+            "average_cpu_percent": None,
+        },
+        "time_breakdown": None,
+        "workers": [],
+    }
+    write_record(folder, config, "failed", figures)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from src.config import read_config_file
+from src.config_file import read_config_file
 from src.errors import RunError, UsageError
 from src.figures import CURVES, draw_training_curves
 from src.metrics import read_rows, write_atomically
@@ -29,8 +29,8 @@ def plot_run(path: Path, output: Path | None = None, x: str = "timesteps") -> Pa
     """Draw the training curves of a run and return the file of the picture.
 
     `path` is a metrics.jsonl or the folder of a run; `output` ends in .png, .svg or .pdf and is by default
-    training_curves.png in the run's folder, or beside a metrics.jsonl that lies in none. `x` is timesteps or hours.
-    Raises UsageError if there is nothing that can be drawn, RunError if the picture cannot be written.
+    training_curves.png in the run's folder, or beside a metrics.jsonl that lies in none. `x` is timesteps or
+    hours. Raises UsageError if there is nothing that can be drawn, RunError if the picture cannot be written.
     """
     rows_path, root = locate(path)
     output = output or (root or rows_path.parent) / CURVES_FILE
@@ -41,7 +41,7 @@ def plot_run(path: Path, output: Path | None = None, x: str = "timesteps") -> Pa
         raise UsageError(f"--output {output} is a folder; give the name of a file")
     curves = load_curves(rows_path)
     if x == "hours" and not np.isfinite(curves["time/elapsed_seconds"]).any():
-        raise UsageError(f"{rows_path} does not say when its rows were written (time/elapsed_seconds); use --x timesteps")
+        raise UsageError(f"--x hours: {rows_path} has no time/elapsed_seconds; use --x timesteps")
     settings = run_settings(root)
     title = describe_run(settings) or rows_path.resolve().parent.name.replace("_", " ")
     save_figure(draw_training_curves(curves, title, describe_levels(settings), x), output)
@@ -49,23 +49,24 @@ def plot_run(path: Path, output: Path | None = None, x: str = "timesteps") -> Pa
 
 
 def locate(path: Path) -> tuple[Path, Path | None]:
-    """The metrics.jsonl meant by a path, and the folder of its run (None if it lies in none). Raises UsageError."""
+    """The metrics.jsonl meant by a path, and the run folder around it, if any. Raises UsageError."""
     if path.is_dir():
-        found = [path / ROWS_FILE] if (path / ROWS_FILE).is_file() else sorted(path.glob(f"logs/*/{ROWS_FILE}"))
+        found = sorted(path.glob(ROWS_FILE)) or sorted(path.glob(f"logs/*/{ROWS_FILE}"))
         if not found:
-            raise UsageError(f"{path} holds no logs/*/{ROWS_FILE}: give the folder of a run, or the file itself")
+            raise UsageError(f"no logs/*/{ROWS_FILE} in {path}: give the folder of a run, or the file itself")
         if len(found) > 1:
             raise UsageError(f"{path} holds several runs; give one of {', '.join(map(str, found))}")
         path = found[0]
     elif not path.is_file():
         raise UsageError(f"no log file at {path}")
-    # As the path was written, not resolved, where that is possible: the answer is printed.
-    root = path.parents[2] if len(path.parents) > 2 else path.resolve().parents[2]
-    return path, root if (root / CONFIG_FILE).is_file() else None
+    # The folder as the path names it, where it does: that is what will be printed.
+    above = (path if len(path.parents) > 2 and ".." not in path.parts else path.resolve()).parents
+    inside_run = len(above) > 2 and (above[2] / CONFIG_FILE).is_file()
+    return path, above[2] if inside_run else None
 
 
 def load_curves(path: Path) -> dict[str, NDArray[np.float64]]:
-    """The columns of a metrics.jsonl that are drawn, each (rows,), NaN where a figure is null or was not recorded.
+    """The columns of a metrics.jsonl that are drawn, (rows,) each; NaN where a figure is null or missing.
 
     Raises UsageError that names the line for a damaged one, and if there are no rows.
     """
@@ -79,7 +80,8 @@ def load_curves(path: Path) -> dict[str, NDArray[np.float64]]:
         raise UsageError(str(error)) from None
     if not rows:
         raise UsageError(f"{path} has no rows yet: the first one is written when an update is finished")
-    return {key: np.array([_number(row, key, path, line) for line, row in enumerate(rows, 1)]) for key in CURVES}
+    lines = list(enumerate(rows, 1))
+    return {key: np.array([_number(row, key, path, line) for line, row in lines]) for key in CURVES}
 
 
 def _number(row: dict[str, Any], key: str, path: Path, line: int) -> float:
@@ -92,7 +94,7 @@ def _number(row: dict[str, Any], key: str, path: Path, line: int) -> float:
 
 
 def run_settings(root: Path | None) -> dict[str, Any]:
-    """The sections of a run's config.yaml as they stand there; {} if it cannot be read: a plot does not need them."""
+    """The sections of a run's config.yaml as they stand there; {} if it cannot be read: plots do without."""
     try:
         return read_config_file(root / CONFIG_FILE) if root is not None else {}
     except UsageError:

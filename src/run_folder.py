@@ -7,7 +7,8 @@ import shutil
 import time
 from pathlib import Path
 
-from src.config import Config, build_config, dump_config, flat_settings, read_config_file
+from src.config import Config, flat_settings
+from src.config_file import build_config, dump_config, read_config_file
 from src.errors import RunError, UsageError
 from src.metrics import write_atomically
 

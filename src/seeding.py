@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # First component of a key. Environment groups use one-component keys, as SeedSequence.spawn does.
-_ACTIONS, _MINIBATCHES, _RESTART, _EVALUATION = 1, 2, 3, 4
+_ACTIONS, _MINIBATCHES, _RESTART, _EVALUATION, _EVALUATION_ACTIONS = 1, 2, 3, 4, 5
 
 
 def group_seed(seed: int, group: int) -> np.random.SeedSequence:
@@ -26,6 +26,12 @@ def restart_seed(seed: int, group: int, update: int) -> np.random.SeedSequence:
 def evaluation_seed(seed: int, group: int, split: int) -> np.random.SeedSequence:
     """The seed of an environment group of the evaluator, apart from every stream of training."""
     return np.random.SeedSequence(seed, spawn_key=(_EVALUATION, split, group))
+
+
+def evaluation_actions(seed: int, split: int, env: int) -> np.random.Generator:
+    """The action noise of one environment of the evaluator."""
+    key = np.random.SeedSequence(seed, spawn_key=(_EVALUATION_ACTIONS, split, env))
+    return np.random.Generator(np.random.SFC64(key))
 
 
 def environment_seeds(group: np.random.SeedSequence, count: int) -> list[int]:

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 
 from src import cpu_utils, ppo, seeding
-from src.buffer import RolloutBuffer
-from src.collector import Collector, Episode
+from src.buffer import RolloutBuffer, rollout_bytes
+from src.collector import Collector, join_states, part_of_state
 from src.config import Config
 from src.distributed import Communicator
 from src.envs import make_vector_env, spaces_of
 from src.errors import UsageError
 from src.gae import generalised_advantages
 from src.learner import Learner
+from src.metrics import Episode
 from src.models import Spaces, largest_activation_bytes, make_model
 from src.rewards import RewardScaler
 from src.timing import PhaseTimer
@@ -35,33 +36,45 @@ ALGORITHMS = {"ppo": ppo}
 class Counters:
     updates: int = 0
     timesteps: int = 0
-    episodes: int = 0
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update brought: the episodes of all processes (main process only) and the figures of
+    learning."""
+
+    episodes: list[Episode]
+    figures: dict[str, float | None]
 
 
 class Trainer:
     """Environments, model, rollout and learner of one process, and the state that a checkpoint holds."""
 
     def __init__(
-        self, config: Config, communicator: Communicator, num_threads: int, heartbeat: Callable[[], None]
+        self,
+        config: Config,
+        communicator: Communicator,
+        num_threads: int,
+        heartbeat: Callable[[], None],
+        rollout_memory: Callable[[int], Any] | None = None,
     ) -> None:
-        """Build everything. Raises UsageError if environment and network cannot be made as configured."""
+        """Build everything. Raises UsageError if environment and network cannot be made as configured.
+
+        `rollout_memory` gives the memory, of a size in bytes, that all processes write their part of the
+        rollout into; without it the rollout lies in private memory.
+        """
         self.config = config
         self.communicator = communicator
         self.num_threads = num_threads
         self.timer = PhaseTimer()
         self.counters = Counters()
-        training, seed = config.training, config.training.seed
-        per_process = config.env.num_envs // communicator.world_size
-        self.first_env = communicator.rank * per_process
+        training, seed, count = config.training, config.training.seed, config.envs_per_process
+        self.first_env = communicator.rank * count
         first_group = self.first_env // config.group_size
-        self.groups = range(first_group, first_group + per_process // config.group_size)
+        self.groups = range(first_group, first_group + count // config.group_size)
+        group_seeds = [seeding.group_seed(seed, group) for group in self.groups]
         env_threads = 0 if num_threads == 1 else 1
-        self.env = make_vector_env(
-            config.env,
-            [seeding.group_seed(seed, group) for group in self.groups],
-            config.group_size,
-            env_threads,
-        )
+        self.env = make_vector_env(config.env, group_seeds, config.group_size, env_threads)
         self.spaces: Spaces = spaces_of(self.env)
         self.model = make_model(config.model, self.spaces, seed)
         self.microbatch_size = config.hardware.microbatch_size or cpu_utils.suggested_microbatch(
@@ -77,10 +90,13 @@ class Trainer:
             heartbeat,
             self.algorithm.STATISTICS,
         )
-        self.rollout = RolloutBuffer(training.n_steps, config.env.num_envs, self.spaces)
-        self.part = self.rollout.columns(self.first_env, per_process)
+        size = rollout_bytes(training.n_steps, config.env.num_envs, self.spaces)
+        memory = rollout_memory(size) if rollout_memory is not None else None
+        self.rollout = RolloutBuffer(training.n_steps, config.env.num_envs, self.spaces, memory)
+        self.part = self.rollout.columns(self.first_env, count)
         self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat)
-        self.scaler = RewardScaler(per_process, training.gamma, training.reward_clip)
+        self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
+        self._parts: list[dict[str, Any]] = []
 
     def facts(self) -> dict[str, str]:
         """What was decided while building, for the settings that are printed."""
@@ -88,20 +104,24 @@ class Trainer:
         return {
             "network": f"{type(self.model.body).__name__}, {parameters:,} parameters, observations "
             f"{self.spaces.network_shape}, {self.spaces.num_actions} actions",
-            "threads": f"{self.num_threads}, gradients in microbatches of {self.microbatch_size}",
+            "threads": f"{self.num_threads} per process, gradients in microbatches of {self.microbatch_size}",
         }
 
-    def iterate(self, learning_rate: float) -> tuple[list[Episode], dict[str, float | None]]:
+    def iterate(self, learning_rate: float) -> Update:
         """One update: collect a rollout, compute its advantages, learn from it."""
         number = self.counters.updates
         episodes = self.collector.collect(self.part, number)
+        with self.timer("wait"):
+            self.communicator.barrier()
         self._compute_advantages()
+        self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
         figures = self.algorithm.update(self.learner, self.rollout, self.config.training, number)
         self.counters.updates += 1
         self.counters.timesteps += self.rollout.num_samples
-        self.counters.episodes += len(episodes)
-        return episodes, figures
+        if self.counters.updates % self.config.parallel.check_every == 0:
+            self.communicator.require_equal(self.learner.parameters, "the parameters")
+        return Update(self.exchange(episodes), figures)
 
     def _compute_advantages(self) -> None:
         part, training = self.part, self.config.training
@@ -118,16 +138,42 @@ class Trainer:
             training.gae_lambda,
         )
 
+    def exchange(self, episodes: list[Episode]) -> list[Episode]:
+        """Bring every process's part of the state, and its episodes, to the main process.
+
+        Returns the episodes of all, by time and environment, in the main process, none elsewhere. To be
+        called by all at every update boundary, so that a run can be saved there whatever happens later. Most
+        of a part is Procgen's state, some 40 kB an environment, which costs a millisecond or two.
+        """
+        parts = self.communicator.gather(
+            {
+                "collector": self.collector.state(),
+                "discounted_returns": self.scaler.returns.tolist(),
+                "phase_seconds": dict(self.timer.seconds),
+                "threads": torch.get_num_threads(),
+                "episodes": episodes,
+            }
+        )
+        if parts is None:
+            return []
+        self._parts = parts
+        return sorted((episode for part in parts for episode in part["episodes"]), key=lambda each: each[:2])
+
     def state(self) -> dict[str, Any]:
-        """A copy of everything that the next update depends on."""
+        """A copy of everything that the next update depends on, as of the last `exchange`; main process
+        only."""
         return {
             "spaces": self.spaces.to_dict(),
             "learner": copy.deepcopy(self.learner.state()),
             "counters": asdict(self.counters),
-            "scaler": self.scaler.state(),
-            "collector": self.collector.state(),
+            "scaler": {
+                **self.scaler.state(),
+                "returns": [each for part in self._parts for each in part["discounted_returns"]],
+            },
+            "collector": join_states([part["collector"] for part in self._parts]),
             "rng": {"torch": torch.get_rng_state()},
-            "phase_seconds": dict(self.timer.seconds),
+            "phase_seconds": [part["phase_seconds"] for part in self._parts],
+            "threads": [part["threads"] for part in self._parts],
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -135,18 +181,19 @@ class Trainer:
         saved = Spaces.from_dict(state["spaces"])
         if saved != self.spaces:
             raise UsageError(f"the checkpoint was saved for {saved}, the environment has {self.spaces}")
+        own = slice(self.first_env, self.first_env + self.config.envs_per_process)
         self.learner.load(state["learner"])
         self.counters = Counters(**state["counters"])
-        self.scaler.load(state["scaler"])
+        self.scaler.load({**state["scaler"], "returns": state["scaler"]["returns"][own]})
         torch.set_rng_state(state["rng"]["torch"])
-        self.timer.seconds.update(state["phase_seconds"])
-        if not self.collector.load(state["collector"]):
+        self.timer.seconds.update(state["phase_seconds"][self.communicator.rank])
+        if not self.collector.load(part_of_state(state["collector"], own)):
             self._restart_environments()
 
     def _restart_environments(self) -> None:
-        """Begin new episodes, with seeds that the run has not used, in environments that could not be
-        saved."""
-        logger.warning("%s cannot be saved: the resumed run begins new episodes", self.config.env.id)
+        """Begin new episodes, with seeds that the run has not used, where the old ones could not be saved."""
+        if self.communicator.is_main:
+            logger.warning("%s cannot be saved: the resumed run begins new episodes", self.config.env.id)
         seeds = []
         for group in self.groups:
             key = seeding.restart_seed(self.config.training.seed, group, self.counters.updates)

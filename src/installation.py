@@ -1,0 +1,276 @@
+"""Verifies an installation: each part is used once for real, and what does not work is named with its reason.
+
+A check imports what it needs by itself, so that a missing package is a line of the report like any other.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from src import cpu_utils, packages
+from src.procgen_games import GAMES
+
+if TYPE_CHECKING:
+    from src.config import Config
+    from src.trainer import Trainer
+
+OLDEST, NEWEST = (3, 10), (3, 12)
+SHOWN = ("torch", "numpy", "gymnasium", "procgen", "procgen-mirror")  # versions that results depend on
+MARKS = {"ok": ("✓", "[ok]"), "warning": ("!", "[warn]"), "failed": ("✗", "[FAIL]")}
+
+
+class CheckFailed(Exception):
+    """A check did not pass; the message says why, and what to do."""
+
+
+class CheckWarning(Exception):
+    """A check found something that training does without."""
+
+
+class Report:
+    """Prints a line for each check, and counts them and those that failed."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+        self.failed = 0
+        self.ascii = not _can_print("".join(mark for mark, _ in MARKS.values()))
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a reason may have letters that this output has not
+
+    def line(self, status: str, name: str, text: str) -> None:
+        mark = f"{MARKS[status][1]:<6}" if self.ascii else MARKS[status][0]
+        print(f"{mark} {name:<14} {text}", flush=True)
+
+    def run(self, name: str, check: Callable[[], str]) -> bool:
+        """Carry out a check, print its line, and return whether it did not fail."""
+        if sys.stdout.isatty():
+            print(f"  {name} ...", end="\r", flush=True)
+        self.checks += 1
+        try:
+            self.line("ok", name, check())
+        except CheckWarning as remark:
+            self.line("warning", name, packages.first_line(remark))
+        except Exception as error:  # whatever a broken installation raises
+            self.failed += 1
+            self.line("failed", name, explain(error))
+            return False
+        return True
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def explain(error: Exception) -> str:
+    """Why a check failed, in one line, with the remedy where it is known."""
+    if isinstance(error, CheckFailed):
+        return packages.first_line(error)
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("src"):
+        return f"{error.name} is missing: pip install -r requirements.txt"
+    return f"{type(error).__name__}: {packages.first_line(error)}"
+
+
+# --- What is there ------------------------------------------------------------------------------------------
+
+
+def check_python() -> str:
+    fitting = " to ".join(".".join(map(str, version)) for version in (OLDEST, NEWEST))
+    if not OLDEST <= sys.version_info[:2] <= NEWEST:
+        raise CheckFailed(f"{platform.python_version()}, but Procgen exists for {fitting} only: see setup.sh")
+    return f"{platform.python_version()} ({fitting} will do)"
+
+
+def check_machine() -> str:
+    import psutil
+
+    facts, free = cpu_utils.describe_machine(), psutil.virtual_memory().available / 2**30
+    cores = f"{facts['usable_cores']} of {facts['physical_cores'] or '?'} cores usable"
+    return f"{facts['cpu_model']}, {cores}, {facts['ram_gb']:.1f} GB of memory, {free:.1f} GB of it free"
+
+
+def check_allocator() -> str:
+    if not cpu_utils.tune_allocator():
+        raise CheckWarning("cannot be tuned with this C library: updates may be slower")
+    return "keeps freed pages for reuse"
+
+
+def check_packages(report: Report) -> str:
+    """Prints a line for each package that is not as requirements.txt asks; sums up the others."""
+    fitting, failed = [], 0
+    required = packages.required()
+    for requirement in required:
+        problem, purpose = packages.problem_of(requirement), packages.OPTIONAL.get(requirement.name.lower())
+        if problem is None:
+            fitting.append(requirement.name)
+        elif purpose is not None:
+            report.line("warning", requirement.name, f"{problem} (for {purpose})")
+        else:
+            failed += 1
+            report.line("failed", requirement.name, problem)
+    if failed:
+        raise CheckFailed(f"{failed} of {len(required)} in requirements.txt do not fit")
+    versions = [f"{name} {packages.installed_version(name)}" for name in fitting if name in SHOWN]
+    return f"{len(fitting)} of {len(required)} as requirements.txt asks: {', '.join(versions)}"
+
+
+# --- What works ---------------------------------------------------------------------------------------------
+
+
+def step_game(game: str, num_envs: int, steps: int) -> float:
+    """Step a game with every action in turn and return the steps per second of all environments together."""
+    import numpy as np
+
+    from src.config import EnvConfig
+    from src.procgen_env import NUM_ACTIONS, ProcgenVectorEnv
+
+    env = ProcgenVectorEnv(game, EnvConfig(id=game, num_levels=200), [0], num_envs)
+    try:
+        observations = env.reset()[0]
+        start = time.perf_counter()
+        for step in range(steps):
+            observations = env.step(np.full(num_envs, step % NUM_ACTIONS))[0]
+        seconds = time.perf_counter() - start
+    finally:
+        env.close()
+    if observations.shape != (num_envs, 64, 64, 3) or not observations.any():
+        raise CheckFailed(f"{game} shows nothing")
+    return num_envs * steps / seconds
+
+
+def check_games() -> str:
+    for game in GAMES:
+        step_game(game, 2, 5)
+    speed = step_game("coinrun", 64, 100)
+    return f"all {len(GAMES)} of Procgen step; coinrun {speed:,.0f} steps/s in one thread"
+
+
+def small_run(algorithm: str) -> Config:
+    """The configuration of small updates on coinrun, otherwise with the network and settings of real runs."""
+    from src.config_file import build_config
+
+    settings = {
+        "algorithm": algorithm,
+        "env": {"id": "coinrun", "num_envs": 8},
+        "model": {"architecture": "impala"},
+        "training": {"n_steps": 16, "batch_size": 64, "n_epochs": 1},
+    }
+    return build_config(settings, "quick test")
+
+
+def make_trainer(config: Config) -> Trainer:
+    from src.distributed import Communicator
+    from src.trainer import Trainer
+
+    return Trainer(config, Communicator(), cpu_utils.choose_threads(None), lambda: None)
+
+
+def check_update(algorithm: str, checkpoint: Path) -> str:
+    """One update changes the network and gives finite figures; what was learned is saved as `checkpoint`."""
+    from src.checkpoint import save_checkpoint
+
+    config = small_run(algorithm)
+    trainer = make_trainer(config)
+    try:
+        before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+        start = time.perf_counter()
+        figures = trainer.iterate(config.training.learning_rate).figures
+        seconds = time.perf_counter() - start
+        strange = [f"{name} = {value}" for name, value in figures.items() if not math.isfinite(value or 0.0)]
+        if strange:
+            raise CheckFailed(f"an update gave {', '.join(strange)}")
+        if all(old.equal(new) for old, new in zip(before, trainer.model.parameters())):
+            raise CheckFailed("an update left the network as it was")
+        content = {"algorithm": algorithm, "mode": config.mode, "config": config.model_dump(mode="json")}
+        save_checkpoint(checkpoint, {**content, **trainer.state(), "elapsed_seconds": seconds})
+    finally:
+        trainer.close()
+    return (
+        f"one update on {config.timesteps_per_update} timesteps of coinrun, IMPALA network, {seconds:.1f} s"
+    )
+
+
+def check_checkpoint(algorithm: str, checkpoint: Path) -> str:
+    """A saved run can be loaded, and what it saves then is the same again."""
+    import torch
+
+    from src.checkpoint import load_checkpoint
+
+    saved = load_checkpoint(checkpoint)
+    trainer = make_trainer(small_run(algorithm))
+    try:
+        trainer.load(saved)
+        loaded = trainer.learner.state()["model"]
+    finally:
+        trainer.close()
+    weights = saved["learner"]["model"]
+    differing = [name for name, value in weights.items() if not torch.equal(value, loaded[name])]
+    if differing or trainer.counters.updates != 1:
+        raise CheckFailed(f"came back different: {', '.join(differing) or 'the counters'}")
+    return f"saved, {checkpoint.stat().st_size / 2**20:.1f} MB, and loaded unchanged"
+
+
+def check_learning(report: Report, folder: Path) -> None:
+    """An update of each algorithm that there is, and the checkpoint of the first that made one."""
+    algorithms: list[str] = []
+
+    def find() -> str:
+        from src.trainer import ALGORITHMS
+
+        cpu_utils.set_torch_threads(cpu_utils.choose_threads(None))
+        algorithms.extend(ALGORITHMS)
+        return ", ".join(name.upper() for name in algorithms)
+
+    if not report.run("algorithms", find):
+        return
+    learned = []
+    for name in algorithms:
+        path = folder / f"{name}_final.pt"
+        if report.run(name.upper(), partial(check_update, name, path)):
+            learned.append((name, path))
+    for name, path in learned[:1]:
+        report.run("checkpoint", partial(check_checkpoint, name, path))
+
+
+def check_tensorboard() -> str:
+    """Training does without TensorBoard, so this cannot fail."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: F401
+    except Exception as error:
+        raise CheckWarning(f"no live curves: {explain(error)}") from error
+    return "can be imported"
+
+
+def verify_installation() -> int:
+    """Check everything, a line each on stdout; returns the exit code, 1 if anything failed."""
+    start = time.perf_counter()
+    cpu_utils.set_thread_environment(cpu_utils.choose_threads(None))  # takes effect as torch is imported
+    report = Report()
+    report.run("Python", check_python)
+    report.run("machine", check_machine)
+    report.run("allocator", check_allocator)
+    report.run("packages", partial(check_packages, report))
+    report.run("games", check_games)
+    with tempfile.TemporaryDirectory() as folder:
+        check_learning(report, Path(folder))
+    report.run("TensorBoard", check_tensorboard)
+    seconds = time.perf_counter() - start
+    if report.failed:
+        print(
+            f"\n{report.failed} of {report.checks} checks failed ({seconds:.1f} s). ./setup.sh repairs venv/."
+        )
+        return 1
+    print(f"\nEverything works ({report.checks} checks, {seconds:.1f} s). Next: make benchmark")
+    return 0

@@ -1,0 +1,202 @@
+"""What is kept of a run while it goes on and when it ends: console, metrics files, checkpoints, the
+record."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from src.budget import Budget
+from src.checkpoint import keep_newest, save_checkpoint, step_of
+from src.config import Config
+from src.console import Progress, print_summary
+from src.metrics import EpisodeStatistics, MetricsWriter
+from src.monitor import ResourceMonitor
+from src.record import write_record
+from src.run_folder import RunFolder
+from src.timing import PHASES
+from src.trainer import Trainer, Update
+
+logger = logging.getLogger(__name__)
+
+FINAL_FPS_UPDATES = 10
+
+
+class Clock:
+    """Seconds of training, those before a restart included."""
+
+    def __init__(self) -> None:
+        self.before = 0.0
+        self._started: float | None = None
+
+    def start(self) -> None:
+        self._started = time.perf_counter()
+
+    def in_process(self) -> float:
+        return 0.0 if self._started is None else time.perf_counter() - self._started
+
+    def elapsed(self) -> float:
+        return self.before + self.in_process()
+
+
+class Recorder:
+    """Follows a run: statistics, console, metrics files, checkpoints, and the record at the end."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        trainer: Trainer,
+        clock: Clock,
+        checkpoint: dict[str, Any] | None,
+        root_process: int,
+    ) -> None:
+        """`root_process` is the number of the process whose tree is the run, for memory and CPU time."""
+        self.config = config
+        self.folder = folder
+        self.trainer = trainer
+        self.clock = clock
+        self.budget = Budget.of(config)
+        self.start_time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.episodes = EpisodeStatistics()
+        self.peak_before_gb = 0.0
+        self.best: dict[str, Any] | None = None
+        if checkpoint is not None:
+            self.start_time = checkpoint["start_time"]
+            self.peak_before_gb = checkpoint["peak_memory_gb"]
+            self.episodes.load(checkpoint["episodes"])
+        updates = trainer.counters.updates
+        resume_update = None if checkpoint is None else updates
+        self.writer = MetricsWriter(folder.logs, config.logging.tensorboard, resume_update)
+        self.monitor = ResourceMonitor(config.logging.memory_interval_seconds, root_process)
+        self.progress = Progress(config, self.budget, updates, clock.elapsed())
+        self.first_timesteps = trainer.counters.timesteps
+        self.boundaries = deque([(self.first_timesteps, clock.elapsed())], maxlen=FINAL_FPS_UPDATES + 1)
+        self.saved_at = (updates, clock.elapsed())
+        self.snapshot = self._take_snapshot(clock.elapsed())
+
+    def _take_snapshot(self, elapsed: float) -> dict[str, Any]:
+        """The content of a checkpoint of this update boundary."""
+        return {
+            "algorithm": self.config.algorithm,
+            "mode": self.config.mode,
+            "config": self.config.model_dump(mode="json"),
+            **self.trainer.state(),
+            "start_time": self.start_time,
+            "elapsed_seconds": elapsed,
+            "peak_memory_gb": max(self.peak_before_gb, self.monitor.peak_gb),
+            "episodes": self.episodes.state(),
+        }
+
+    def after_update(self, update: Update, learning_rate: float) -> None:
+        """Take in a finished update: snapshot, row, console, and a checkpoint when one is due."""
+        before, elapsed = self.snapshot, self.clock.elapsed()
+        if self.episodes.add(update.episodes):
+            self.best = before  # the parameters that acted in these episodes
+        self.snapshot = self._take_snapshot(elapsed)
+        counters = self.trainer.counters
+        last_timesteps, last_elapsed = self.boundaries[-1]
+        self.boundaries.append((counters.timesteps, elapsed))
+        row = {
+            "timesteps": counters.timesteps,
+            "update": counters.updates,
+            "time/elapsed_seconds": round(elapsed, 4),
+            "time/fps": (counters.timesteps - last_timesteps) / (elapsed - last_elapsed),
+            "time/fps_average": (counters.timesteps - self.first_timesteps) / self.clock.in_process(),
+            **self.episodes.row(),
+            **{f"train/{name}": value for name, value in update.figures.items()},
+            "train/learning_rate": learning_rate,
+            **{
+                f"profile/{phase}_seconds": round(now - then, 5)
+                for phase, now, then in zip(
+                    PHASES, mean_phases(self.snapshot).values(), mean_phases(before).values(), strict=True
+                )
+            },
+            "system/memory_gb": self.monitor.memory_gb,
+            "system/cpu_percent": self.monitor.cpu_percent,
+        }
+        self.writer.write(row)
+        self.progress.update(row)
+        updates, seconds = counters.updates - self.saved_at[0], elapsed - self.saved_at[1]
+        due = self.config.logging
+        if updates >= due.checkpoint_interval or seconds >= due.checkpoint_minutes * 60:
+            self.save_step()
+
+    def save_step(self) -> Path:
+        return self.save(f"step_{self.snapshot['counters']['timesteps']}")
+
+    def save(self, kind: str) -> Path:
+        """Write the snapshot of the last update boundary as a checkpoint, and the best one if it is new."""
+        path = self.folder.checkpoint(kind)
+        save_checkpoint(path, self.snapshot)
+        if self.best is not None:
+            save_checkpoint(self.folder.checkpoint("best"), self.best)
+            self.best = None
+        if step_of(path) is not None:
+            keep_newest(self.folder.checkpoints, self.folder.stem, self.config.logging.keep_checkpoints)
+        self.saved_at = (self.snapshot["counters"]["updates"], self.snapshot["elapsed_seconds"])
+        return path
+
+    def finish(self, status: str, checkpoint: Path | None) -> None:
+        """Close the files, write the record of the last update boundary, print the summary."""
+        self.progress.close()
+        self.monitor.stop()
+        self.writer.close()
+        snapshot, counters = self.snapshot, self.snapshot["counters"]
+        elapsed = snapshot["elapsed_seconds"]
+        (first_timesteps, first_elapsed), (last_timesteps, last_elapsed) = (
+            self.boundaries[0],
+            self.boundaries[-1],
+        )
+        window = last_elapsed - first_elapsed
+        peak = max(self.peak_before_gb, self.monitor.peak_gb)
+        figures = {
+            "start_time": self.start_time,
+            "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "duration_hours": round(elapsed / 3600, 6),
+            "total_timesteps": counters["timesteps"],
+            "total_updates": counters["updates"],
+            "total_episodes": self.episodes.count,
+            "average_fps": round(counters["timesteps"] / elapsed, 3) if elapsed else 0.0,
+            "final_fps": round((last_timesteps - first_timesteps) / window, 3) if window else 0.0,
+            "performance": self.episodes.performance(),
+            "resource_usage": {**self.monitor.usage(), "peak_memory_gb": round(peak, 4)},
+            "time_breakdown": breakdown(mean_phases(snapshot), elapsed),
+            "workers": [
+                {"threads": threads, "time_breakdown": breakdown(phases, elapsed)}
+                for threads, phases in zip(snapshot["threads"], snapshot["phase_seconds"], strict=True)
+            ],
+        }
+        print_summary(write_record(self.folder, self.config, status, figures), self.folder.root, checkpoint)
+
+    def finish_failed(self) -> None:
+        """Save the last update boundary and the record; a second failure must not hide the first."""
+        checkpoint = None
+        try:
+            if self.snapshot["counters"]["updates"] > self.saved_at[0]:
+                checkpoint = self.save_step()
+        except Exception as error:
+            logger.error("could not save the last update of the failed run: %s", error)
+        try:
+            self.finish("failed", checkpoint)
+        except Exception as error:
+            logger.error("could not write the record of the failed run: %s", error)
+
+
+def mean_phases(snapshot: dict[str, Any]) -> dict[str, float]:
+    """Seconds of each phase, the mean over the processes."""
+    processes = snapshot["phase_seconds"]
+    return {phase: sum(process[phase] for process in processes) / len(processes) for phase in PHASES}
+
+
+def breakdown(seconds: dict[str, float], total: float) -> dict[str, dict[str, float]]:
+    """Phase -> {seconds, share of `total`}, with everything that no phase measured as `other`."""
+    parts = {**seconds, "other": max(0.0, total - sum(seconds.values()))}
+    return {
+        phase: {"seconds": round(value, 3), "share": round(value / total, 4) if total else 0.0}
+        for phase, value in parts.items()
+    }
