@@ -165,7 +165,7 @@ def small_run(algorithm: str) -> Config:
         "algorithm": algorithm,
         "env": {"id": "coinrun", "num_envs": 8},
         "model": {"architecture": "impala"},
-        "training": {"n_steps": 16, "batch_size": 64, "n_epochs": 1},
+        "training": {"n_steps": 16, "batch_size": None, "n_epochs": 1},
     }
     return build_config(settings, "quick test")
 
@@ -197,9 +197,7 @@ def check_update(algorithm: str, checkpoint: Path) -> str:
         save_checkpoint(checkpoint, {**content, **trainer.state(), "elapsed_seconds": seconds})
     finally:
         trainer.close()
-    return (
-        f"one update on {config.timesteps_per_update} timesteps of coinrun, IMPALA network, {seconds:.1f} s"
-    )
+    return f"one update of the IMPALA network on {config.timesteps_per_update} coinrun timesteps, {seconds:.1f} s"
 
 
 def check_checkpoint(algorithm: str, checkpoint: Path) -> str:
@@ -268,9 +266,7 @@ def verify_installation() -> int:
     report.run("TensorBoard", check_tensorboard)
     seconds = time.perf_counter() - start
     if report.failed:
-        print(
-            f"\n{report.failed} of {report.checks} checks failed ({seconds:.1f} s). ./setup.sh repairs venv/."
-        )
+        print(f"\n{report.failed} of {report.checks} checks failed. To repair venv/: ./setup.sh")
         return 1
-    print(f"\nEverything works ({report.checks} checks, {seconds:.1f} s). Next: make benchmark")
+    print(f"\nEverything works: {report.checks} checks in {seconds:.0f} s. Next: make benchmark")
     return 0

@@ -12,24 +12,12 @@ from torch import Tensor
 from src.buffer import RolloutBuffer
 from src.config import TrainingConfig
 from src.learner import Learner
+from src.losses import normalisation, policy_terms, value_loss
 from src.metrics import SampleMeans, explained_variance
 from src.models import ActorCritic
 from src.seeding import minibatch_permutation
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-
-
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """0.5 (V - R)^2, the mean over samples; all arguments (B,).
-
-    With `clip_range` the larger of the squared errors of V and of V kept within `clip_range` of the old
-    value.
-    """
-    errors = (values - returns).square()
-    if clip_range is not None:
-        clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
-        errors = torch.maximum(errors, (clipped - returns).square())
-    return 0.5 * errors.mean()
 
 
 def ppo_loss(
@@ -54,13 +42,12 @@ def ppo_loss(
     behaviour policy, E[(r - 1) - log r] (Schulman, "Approximating KL divergence", 2020), and of the share of
     ratios clipped.
     """
-    all_log_probs = torch.log_softmax(logits, dim=-1)
-    log_probs = all_log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    log_probs, entropies = policy_terms(logits, actions)
     log_ratios = log_probs - old_log_probs
     ratios = log_ratios.exp()
     clipped_ratios = ratios.clamp(1 - config.clip_range, 1 + config.clip_range)
     policy_loss = -torch.minimum(ratios * advantages, clipped_ratios * advantages).mean()
-    entropy = -(all_log_probs.exp() * all_log_probs).sum(-1).mean()
+    entropy = entropies.mean()
     values_loss = value_loss(
         values, old_values, returns, config.clip_range if config.clip_value_loss else None
     )
@@ -72,19 +59,6 @@ def ppo_loss(
         "approx_kl": (ratios - 1 - log_ratios).mean(),
         "clip_fraction": ((ratios - 1).abs() > config.clip_range).float().mean(),
     }
-
-
-def normalisation(advantages: NDArray[np.float32], learner: Learner) -> tuple[float, float]:
-    """(mean, 1 / standard deviation) of a minibatch's advantages, of which this process holds a share.
-
-    Without spread, as in a minibatch of one sample, the second is 0: nothing tells good actions from bad.
-    """
-    share = advantages.astype(np.float64)
-    count, total = learner.communicator.sum_floats([share.size, share.sum()])
-    mean = total / count
-    (squares,) = learner.communicator.sum_floats([np.square(share - mean).sum()])
-    std = (squares / max(1.0, count - 1)) ** 0.5
-    return mean, 1 / (std + 1e-8) if std > 0 else 0.0
 
 
 def minibatch_loss(
@@ -139,7 +113,7 @@ def update(
             share = minibatch[communicator.rank :: communicator.world_size]
             centre, scale = 0.0, 1.0
             if config.normalize_advantages:
-                centre, scale = normalisation(rollout.flat("advantages")[share], learner)
+                centre, scale = normalisation(rollout.flat("advantages")[share], communicator)
             loss = partial(minibatch_loss, learner.model, data, config, centre, scale)
             epoch_means.add(learner.step(share, len(minibatch), loss), len(minibatch))
         means.merge(epoch_means)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from src import cpu_utils, ppo, seeding
+from src import a2c, cpu_utils, ppo, seeding
 from src.buffer import RolloutBuffer, rollout_bytes
 from src.collector import Collector, join_states, part_of_state
 from src.config import Config
@@ -29,7 +29,7 @@ from src.timing import PhaseTimer
 
 logger = logging.getLogger(__name__)
 
-ALGORITHMS = {"ppo": ppo}
+ALGORITHMS: dict[str, Any] = {"ppo": ppo, "a2c": a2c}
 
 
 @dataclass

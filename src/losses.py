@@ -1,0 +1,44 @@
+"""Pieces that the losses of several algorithms share."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from src.distributed import Communicator
+
+
+def policy_terms(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (B,) of the actions taken (B,) under logits (B, A), and the entropies (B,) in
+    nats."""
+    all_log_probs = torch.log_softmax(logits, dim=-1)
+    log_probs = all_log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    return log_probs, -(all_log_probs.exp() * all_log_probs).sum(-1)
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
+    """0.5 (V - R)^2, the mean over samples; all arguments (B,).
+
+    With `clip_range` the larger of the squared errors of V and of V kept within `clip_range` of the old
+    value.
+    """
+    errors = (values - returns).square()
+    if clip_range is not None:
+        clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
+        errors = torch.maximum(errors, (clipped - returns).square())
+    return 0.5 * errors.mean()
+
+
+def normalisation(advantages: NDArray[np.float32], communicator: Communicator) -> tuple[float, float]:
+    """(mean, 1 / standard deviation) of a minibatch's advantages, of which this process holds a share.
+
+    Without spread, as in a minibatch of one sample, the second is 0: nothing tells good actions from bad.
+    """
+    share = advantages.astype(np.float64)
+    count, total = communicator.sum_floats([share.size, share.sum()])
+    mean = total / count
+    (squares,) = communicator.sum_floats([np.square(share - mean).sum()])
+    std = (squares / max(1.0, count - 1)) ** 0.5
+    return mean, 1 / (std + 1e-8) if std > 0 else 0.0

@@ -1,0 +1,8 @@
+"""Train A2C in one process for a number of timesteps."""
+
+import sys
+
+from src.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main("a2c", "sequential", timed=False))
