@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from src.arrays import Layout, carve, layout_bytes
 from src.models import Spaces
 
-ALIGNMENT = 64
 
-
-def rollout_layout(
-    n_steps: int, num_envs: int, spaces: Spaces
-) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+def rollout_layout(n_steps: int, num_envs: int, spaces: Spaces) -> Layout:
     """Name -> (shape, dtype) of every array of a rollout; T = n_steps, N = num_envs."""
     grid = (n_steps, num_envs)
     return {
@@ -34,14 +30,7 @@ def rollout_layout(
 
 def rollout_bytes(n_steps: int, num_envs: int, spaces: Spaces) -> int:
     """Bytes that a rollout takes, each array aligned to a cache line."""
-    return sum(
-        _aligned(math.prod(shape) * dtype.itemsize)
-        for shape, dtype in rollout_layout(n_steps, num_envs, spaces).values()
-    )
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return layout_bytes(rollout_layout(n_steps, num_envs, spaces))
 
 
 class RolloutBuffer:
@@ -68,10 +57,8 @@ class RolloutBuffer:
         self.num_envs = num_envs
         self.spaces = spaces
         block = np.empty(rollout_bytes(n_steps, num_envs, spaces), np.uint8) if memory is None else memory
-        offset = 0
-        for name, (shape, dtype) in rollout_layout(n_steps, num_envs, spaces).items():
-            setattr(self, name, np.ndarray(shape, dtype, block, offset))
-            offset += _aligned(math.prod(shape) * dtype.itemsize)
+        for name, array in carve(rollout_layout(n_steps, num_envs, spaces), block).items():
+            setattr(self, name, array)
 
     @property
     def num_samples(self) -> int:

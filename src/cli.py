@@ -283,7 +283,9 @@ def run(arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool) -
     num_threads = prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads
     )
-    if mode == "parallel":
+    if algorithm == "a3c":
+        from src.async_workers import train_asynchronously as train
+    elif mode == "parallel":
         from src.parallel import train_in_workers as train
     else:
         from src.run import train_in_one_process as train

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from src.buffer import RolloutBuffer
-from src.errors import RunError
+from src.errors import EnvironmentFault, RunError, first_line
 from src.metrics import Episode
 from src.models import ActorCritic
 from src.seeding import action_noise
@@ -91,8 +91,13 @@ class Collector:
         where = f"step {t} of update {update}"
         try:
             observations, rewards, terminated, truncated, infos = self.env.step(rollout.actions[t])
+        except EnvironmentFault as fault:
+            raise RunError(f"environment {self.first_env + fault.index} raised at {where}: {fault}") from fault
         except Exception as error:
-            raise RunError(f"an environment raised at {where}: {type(error).__name__}: {error}") from error
+            raise RunError(
+                f"the environments {self.first_env} to {self.first_env + self.env.num_envs - 1} raised at {where}: "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
         self._require_finite(rewards, "reward", where)
         if observations.dtype != np.uint8:
             self._require_finite(observations, "observation", where)
@@ -104,10 +109,10 @@ class Collector:
         return {int(i): infos["final_obs"][i] for i in cut}
 
     def _require_finite(self, values: NDArray[Any], what: str, where: str) -> None:
-        finite = np.isfinite(values)
+        finite = np.abs(values) <= np.finfo(np.float32).max  # the rollout's precision
         if not finite.all():
-            i = int(np.argwhere(~finite)[0][0])
-            raise RunError(f"environment {self.first_env + i} returned {what} {values[i]} at {where}")
+            place = tuple(np.argwhere(~finite)[0])
+            raise RunError(f"environment {self.first_env + place[0]} returned {what} {values[place]} at {where}")
 
     def _bootstrap(
         self, rollout: RolloutBuffer, t: int, next_values: NDArray[np.float32], final: dict[int, NDArray[Any]]

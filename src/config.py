@@ -206,7 +206,8 @@ class Config(Section):
 
     @property
     def timesteps_per_update(self) -> int:
-        return self.training.n_steps * self.env.num_envs
+        """Steps that one update learns from: of all environments, in A3C of those of one worker."""
+        return self.training.n_steps * (self.envs_per_process if self.algorithm == "a3c" else self.env.num_envs)
 
     @property
     def num_processes(self) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from src import env_state
 from src.config import EnvConfig
-from src.errors import UsageError
+from src.errors import EnvironmentFault, UsageError
 from src.models import Spaces
 from src.procgen_env import ProcgenVectorEnv
 from src.procgen_games import GAMES, procgen_game
@@ -78,6 +78,26 @@ def _make_gymnasium(
         ) from error
 
 
+class _Numbered(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Says which environment it was when one raises."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
+        super().__init__(env)
+        self.index = index
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            return self.env.step(action)
+        except Exception as error:
+            raise EnvironmentFault(self.index, error) from error
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        try:
+            return self.env.reset(**arguments)
+        except Exception as error:
+            raise EnvironmentFault(self.index, error) from error
+
+
 class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]]):
     """Gymnasium environments stepped one after another, their observations brought into the layout of this
     project."""
@@ -94,6 +114,9 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
         self.num_envs = len(seeds)
         self._seeds: list[int] | None = list(seeds)
         self._envs = _make_gymnasium(config, len(seeds), render, max_episode_steps)
+        if isinstance(self._envs, SyncVectorEnv):
+            self._envs.envs = [_Numbered(env, index) for index, env in enumerate(self._envs.envs)]
+        self.metadata = {**self._envs.metadata, **self.metadata}
         self.max_episode_steps = max_episode_steps
         spec = self._envs.spec
         own_limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps) if spec is not None else None
@@ -150,6 +173,11 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:
         return self._envs.render()  # type: ignore[return-value]
+
+    def restart(self, group_seeds: Sequence[np.random.SeedSequence]) -> NDArray[Any]:
+        """Begin new episodes from the seeds of groups; returns the first observations."""
+        size = self.num_envs // len(group_seeds)
+        return self.reset(seed=[seed for group in group_seeds for seed in environment_seeds(group, size)])[0]
 
     def get_state(self) -> list[bytes] | None:
         """The state of each environment as JSON; None if one holds anything but plain data."""

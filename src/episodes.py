@@ -1,4 +1,4 @@
-"""Playing episodes to measure a policy: a quota for every environment, so that short episodes are not favoured."""
+"""Playing episodes to measure a policy, by a quota for every environment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def model_policy(model: ActorCritic, deterministic: bool) -> Policy:
     def act(observations: NDArray[Any], noise: NDArray[np.float64]) -> NDArray[np.int64]:
         with torch.inference_mode():
             logits = model(torch.from_numpy(observations))[0]
-            actions = logits.argmax(-1) if deterministic else sample_actions(logits, torch.from_numpy(noise))[0]
+            if deterministic:
+                actions = logits.argmax(-1)
+            else:
+                actions, _ = sample_actions(logits, torch.from_numpy(noise))
         return np.asarray(actions.numpy(), np.int64)
 
     return act
@@ -64,8 +67,8 @@ def play(
 
     `quotas` (num_envs,) are fixed beforehand: taking the first N episodes that end would favour short ones.
     `noise` gives each environment a stream of its own; None for a policy that ignores it. The policy is asked
-    only for environments whose quota is open. One that ignores the noise is not asked again about an unchanged
-    observation (an untrained, deterministic policy in coinrun: two of three).
+    only for environments whose quota is open. One that ignores the noise is not asked again about an
+    unchanged observation (an untrained, deterministic policy in coinrun: two of three).
     Raises RunError if an environment raises or returns a number that is not finite.
     """
     observations: NDArray[Any] = env.reset()[0]

@@ -15,6 +15,19 @@ class RunError(Exception):
     """A run that cannot go on (environment fault, divergence, full disk). One line. Exit code 1."""
 
 
+class EnvironmentFault(Exception):
+    """One environment of a vector raised; `index` says which, the cause what."""
+
+    def __init__(self, index: int, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {first_line(error)}")
+        self.index = index
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, cut to one line."""
+    return next(iter(str(error).strip().splitlines()), "")
+
+
 class PeerLost(RunError):
     """Another process of the run is gone; why it went is for that process, or for who started it, to say."""
 

@@ -23,6 +23,7 @@ from src.errors import UsageError
 from src.levels import Split, evaluated_env, splits_of
 from src.models import Spaces, make_model
 from src.procgen_env import ProcgenVectorEnv
+from src.procgen_games import procgen_game
 from src.record import describe_software
 
 SCHEMA_VERSION = 1
@@ -89,7 +90,7 @@ class Evaluation:
         self.env = evaluated_env(trained, plan.env_id)
         self.splits = splits_of(trained, self.env, plan.split)
         self.num_envs = min(plan.num_envs or 32, plan.episodes)
-        probe = make_vector_env(self.env, [seeding.evaluation_seed(plan.seed, 0, STREAMS["watch"])], 1)
+        probe = self.make_env(self.splits[0], 1, STREAMS["watch"])
         self.spaces = spaces_of(probe)
         probe.close()
         self.policy = self._make_policy()
@@ -116,12 +117,11 @@ class Evaluation:
             reason = " ".join(str(error).split())[:200]
             raise UsageError(f"{self.plan.checkpoint}: weights do not fit the network ({reason})") from error
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
-            raise UsageError(f"{self.plan.checkpoint} holds weights that are not finite: its training diverged")
+            raise UsageError(f"{self.plan.checkpoint} holds weights that are not finite")
         return model_policy(model.eval(), self.plan.deterministic)
 
     def play(
         self,
-        split: Split,
         env: ProcgenVectorEnv | GymnasiumVectorEnv,
         episodes: int,
         stream: int,
@@ -130,17 +130,28 @@ class Evaluation:
     ) -> list[Episode]:
         """Play episodes in `env`, which is closed afterwards, with the action noise of a stream."""
         noise = [seeding.evaluation_actions(self.plan.seed, stream, i) for i in range(env.num_envs)]
+        quotas = episode_quotas(episodes, env.num_envs)
         try:
             return play(
-                env,
-                self.policy,
-                episode_quotas(episodes, env.num_envs),
-                None if self.plan.deterministic else noise,
-                on_episode,
-                before_step,
+                env, self.policy, quotas, None if self.plan.deterministic else noise, on_episode, before_step
             )
         finally:
             env.close()
+
+    def make_env(
+        self, split: Split, num_envs: int, stream: int, render: bool = False
+    ) -> ProcgenVectorEnv | GymnasiumVectorEnv:
+        """Environments of a split, with the seeds of a stream."""
+        group_size = largest_divisor(num_envs, MAX_GROUP_SIZE)
+        groups = range(num_envs // group_size)
+        return make_vector_env(
+            split.env,
+            [seeding.evaluation_seed(self.plan.seed, group, stream) for group in groups],
+            group_size,
+            0 if self.plan.num_threads == 1 else 1,
+            render,
+            self.plan.max_episode_steps,
+        )
 
     def run(self, on_episode: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Play all splits and return the content of the evaluation's JSON file.
@@ -151,19 +162,9 @@ class Evaluation:
         started, clock = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.perf_counter()
         results: dict[str, dict[str, Any]] = {}
         for split in self.splits:
-            stream, group_size = STREAMS[split.name], largest_divisor(self.num_envs, MAX_GROUP_SIZE)
-            seeds = [
-                seeding.evaluation_seed(self.plan.seed, group, stream)
-                for group in range(self.num_envs // group_size)
-            ]
-            env = make_vector_env(
-                split.env,
-                seeds,
-                group_size,
-                num_threads=0 if self.plan.num_threads == 1 else 1,
-                max_episode_steps=self.plan.max_episode_steps,
-            )
-            episodes = self.play(split, env, self.plan.episodes, stream, on_episode)
+            stream = STREAMS[split.name]
+            env = self.make_env(split, self.num_envs, stream)
+            episodes = self.play(env, self.plan.episodes, stream, on_episode)
             results[split.name] = {"levels": split.to_dict(), **summarise(episodes)}
         return {
             "schema_version": SCHEMA_VERSION,
@@ -171,7 +172,7 @@ class Evaluation:
             "duration_seconds": round(time.perf_counter() - clock, 3),
             **self._subject(),
             "env": self.env.id,
-            "distribution_mode": self.env.distribution_mode if self.splits[0].first is not None else None,
+            "distribution_mode": self.env.distribution_mode if procgen_game(self.env.id) else None,
             "observation_shape": list(self.spaces.network_shape),
             "num_actions": self.spaces.num_actions,
             "seed": self.plan.seed,
@@ -214,8 +215,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate a checkpoint, or the random policy; returns the content of the evaluation's JSON file.
 
-    `options` are the other fields of Plan. Raises UsageError for what does not fit, RunError if an environment
-    fails. Writes nothing.
+    `options` are the other fields of Plan. Raises UsageError for what does not fit, RunError if an
+    environment fails. Writes nothing.
     """
     plan = Plan(checkpoint, episodes, split, seed, deterministic, **options)
     cpu_utils.set_torch_threads(plan.num_threads)
@@ -262,7 +263,7 @@ def _sample_std(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
 
 
 def generalisation_gap(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None] | None:
-    """Mean return on training levels minus that on test levels, with its standard error; None without both."""
+    """Mean return on training levels minus that on test levels, and its standard error; None without both."""
     if not {"train", "test"} <= set(results):
         return None
     train, test = results["train"], results["test"]

@@ -67,8 +67,10 @@ class Learner:
         timer: PhaseTimer,
         heartbeat: Callable[[], None],
         statistics: Sequence[str],
+        apply: Callable[[], None] | None = None,
     ) -> None:
-        """`statistics` names what the loss function returns beside the loss.
+        """`statistics` names what the loss function returns beside the loss. `apply` takes the clipped
+        gradient to the parameters; without it the learner's own optimizer does.
 
         `heartbeat` is called between microbatches; it may raise to abandon the update.
         """
@@ -85,6 +87,7 @@ class Learner:
         self.gradient, self.statistics_sums = self.sums[:size], self.sums[size:]
         self.parameters = flatten_parameters(model, self.gradient)
         self.optimizer = make_optimizer(self.parameters, config)
+        self.apply = apply or self._apply
 
     def set_learning_rate(self, learning_rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -118,9 +121,13 @@ class Learner:
                 raise RunError(f"the gradient is not finite (norm {norm}): training diverged")
             if norm > self.max_grad_norm:
                 self.gradient.mul_(self.max_grad_norm / (norm + 1e-6))
-            self.optimizer.step()
+        self.apply()
         figures = dict(zip(self.statistics, self.statistics_sums.tolist(), strict=True))
         return {**figures, "grad_norm": norm}
+
+    def _apply(self) -> None:
+        with self.timer("learn"):
+            self.optimizer.step()
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

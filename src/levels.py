@@ -1,4 +1,4 @@
-"""The levels that an evaluation plays: those trained on, unseen ones behind them, or the full distribution."""
+"""The levels that an evaluation plays: those trained on, unseen ones behind them, or all."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def evaluated_env(trained: EnvConfig | None, env_id: str | None) -> EnvConfig:
 
 
 def splits_of(trained: EnvConfig | None, env: EnvConfig, requested: str | None) -> list[Split]:
-    """The splits to evaluate: `requested` (train, test or both), by default both if training had a limited set
-    of levels, else the full distribution.
+    """The splits to evaluate: `requested` (train, test or both), by default both if training had a limited
+    set of levels, else the full distribution.
 
     `trained` is the environment of the training, None if there was none. Test levels begin right after the
     trained ones, so the two sets never overlap. Raises UsageError if what is requested does not exist.

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
@@ -25,7 +25,7 @@ import torch.multiprocessing as mp
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from src import cpu_utils
-from src.config import Config
+from src.config import Config, ParallelConfig
 from src.distributed import GlooCommunicator, use_loopback
 from src.errors import Interrupted, PeerLost, RunError, UsageError
 from src.record import write_failed_record
@@ -93,10 +93,44 @@ class Worker:
     """What the run came to, as this worker sees it."""
 
 
+Body = Callable[["Job", "Link"], int]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A worker's side of what ties it to the others."""
+
+    rank: int
+    presence: Presence
+    connection: Connection
+    root_process: int
+
+    def check(self) -> None:
+        self.presence.check(self.rank)
+
+    def wait_for_others(self) -> contextlib.AbstractContextManager[None]:
+        return self.presence.wait_for_others(self.rank)
+
+    def shared_memory(self, config: ParallelConfig, size: int) -> Any:
+        """Memory that all workers share: the first one opens it, and it is passed on to the others."""
+        if self.rank == 0:
+            descriptor = open_rollout(config, size)
+            self.connection.send(("memory", size))
+            reduction.send_handle(self.connection, descriptor, self.root_process)
+        else:
+            with self.wait_for_others():
+                descriptor = reduction.recv_handle(self.connection)
+        return map_shared(descriptor)
+
+
 @dataclass(frozen=True)
 class Job:
     """What a worker is told."""
 
+    body: Body
+    """Joins the others and trains."""
+    shared: Any
+    """What else `body` needs of objects that only pass to a process when it starts, such as locks."""
     config: Config
     folder: RunFolder
     num_threads: int
@@ -109,7 +143,20 @@ class Job:
 def train_in_workers(
     config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool
 ) -> int:
-    """Train with `config.num_processes` workers until the budget ends or a signal comes; returns the exit
+    """Data-parallel training with `config.num_processes` workers; returns the exit code."""
+    return run_workers(data_parallel_worker, None, config, folder, num_threads, resume, overwrite)
+
+
+def run_workers(
+    body: Body,
+    shared: Any,
+    config: Config,
+    folder: RunFolder,
+    num_threads: int,
+    resume: bool,
+    overwrite: bool,
+) -> int:
+    """Start workers that do `body` and wait until the budget ends or a signal comes; returns the exit code.
     code.
 
     Raises UsageError or RunError with the words of the worker that failed.
@@ -121,7 +168,7 @@ def train_in_workers(
     context = mp.get_context("spawn")
     presence = Presence(context, count)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    job = Job(config, folder, num_threads, resume, overwrite, store.port, os.getpid())
+    job = Job(body, shared, config, folder, num_threads, resume, overwrite, store.port, os.getpid())
     workers: list[Worker] = []
     with StopSignal() as stop:
         try:
@@ -182,7 +229,7 @@ def receive(worker: Worker, workers: list[Worker]) -> None:
     try:
         while not worker.connection.closed and worker.connection.poll():
             kind, content = worker.connection.recv()
-            if kind == "rollout":
+            if kind == "memory":
                 descriptor = reduction.recv_handle(worker.connection)
                 for other in workers[1:]:
                     reduction.send_handle(other.connection, descriptor, other.process.pid)
@@ -252,7 +299,8 @@ def worker_main(rank: int, job: Job, presence: Presence, connection: Connection)
     try:
         if job.config.hardware.tune_allocator:
             cpu_utils.tune_allocator()
-        connection.send(("ended", run_worker(rank, job, presence, connection)))
+        link = Link(rank, presence, connection, job.root_process)
+        connection.send(("ended", job.body(job, link)))
         code = 0
     except UsageError as error:
         connection.send(("usage", str(error)))
@@ -268,29 +316,22 @@ def worker_main(rank: int, job: Job, presence: Presence, connection: Connection)
     os._exit(code)  # peers may be gone: nothing that would wait for them is run
 
 
-def run_worker(rank: int, job: Job, presence: Presence, connection: Connection) -> int:
-    """Join the others and train."""
+def data_parallel_worker(job: Job, link: Link) -> int:
+    """Join the others over gloo and train on one rollout with them."""
     config = job.config
-    store = TCPStore("127.0.0.1", job.port, is_master=False)
     communicator = GlooCommunicator(
-        store,
-        rank,
+        TCPStore("127.0.0.1", job.port, is_master=False),
+        link.rank,
         config.num_processes,
         timeout_seconds=2 * config.parallel.timeout_seconds,  # who hangs is named before who waits gives up
-        around_wait=lambda: presence.wait_for_others(rank),
+        around_wait=link.wait_for_others,
     )
-
-    def rollout_memory(size: int) -> Any:
-        if rank == 0:
-            descriptor = open_rollout(config.parallel, size)
-            connection.send(("rollout", size))
-            reduction.send_handle(connection, descriptor, job.root_process)
-        else:
-            with presence.wait_for_others(rank):
-                descriptor = reduction.recv_handle(connection)
-        return map_shared(descriptor)
-
-    process = Process(communicator, lambda: presence.check(rank), rollout_memory, job.root_process)
+    process = Process(
+        communicator,
+        link.check,
+        lambda size: link.shared_memory(config.parallel, size),
+        root_process=job.root_process,
+    )
     return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from src.config import EnvConfig
 from src.procgen_games import MAX_LEVEL
+from src.seeding import environment_seeds
 
 with contextlib.redirect_stderr(
     io.StringIO()
@@ -142,6 +143,10 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
     def level_seeds(self) -> NDArray[np.int64]:
         """The number of the level that each environment is in."""
         return np.array([info["level_seed"] for group in self._groups for info in group.get_info()], np.int64)
+
+    def restart(self, group_seeds: Sequence[np.random.SeedSequence]) -> NDArray[np.uint8]:
+        """Begin new episodes from the seeds of groups; returns the first observations."""
+        return self.reset(seed=[environment_seeds(group, 1)[0] for group in group_seeds])[0]
 
     def get_state(self) -> list[bytes]:
         """The whole state of each environment, random streams included: some 40 kB each."""

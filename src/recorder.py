@@ -108,7 +108,7 @@ class Recorder:
             "time/fps": (counters.timesteps - last_timesteps) / (elapsed - last_elapsed),
             "time/fps_average": (counters.timesteps - self.first_timesteps) / self.clock.in_process(),
             **self.episodes.row(),
-            **{f"train/{name}": value for name, value in update.figures.items()},
+            **{name if "/" in name else f"train/{name}": value for name, value in update.figures.items()},
             "train/learning_rate": learning_rate,
             **{
                 f"profile/{phase}_seconds": round(now - then, 5)

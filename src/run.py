@@ -45,6 +45,8 @@ class Process:
     """Raises Interrupted once the run is to stop; called between environment steps and between
     microbatches."""
     rollout_memory: Callable[[int], Any] | None = None
+    """Gives memory, of a size in bytes, that all processes of the run share; None: the rollout is private."""
+    make_trainer: Callable[..., Trainer] = Trainer
     root_process: int = field(default_factory=os.getpid)
 
 
@@ -72,7 +74,7 @@ def train(
         if recorder is not None:
             recorder.progress.refresh(clock.elapsed())
 
-    trainer = Trainer(config, communicator, num_threads, heartbeat, process.rollout_memory)
+    trainer = process.make_trainer(config, communicator, num_threads, heartbeat, process.rollout_memory)
     with contextlib.closing(trainer):
         checkpoint = prepare(config, folder, trainer, resume, overwrite)
         if checkpoint is not None:
@@ -121,13 +123,16 @@ def run_until_done(
         recorder.monitor.start()
     clock.start()
     elapsed, update_seconds = clock.before, 0.0
-    while not budget.finished(trainer.counters.updates, elapsed, update_seconds):
+    while trainer.may_begin(budget, elapsed, update_seconds):
         learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
         update = trainer.iterate(learning_rate)
         if recorder is not None:
             recorder.after_update(update, learning_rate)
         now = trainer.communicator.from_main(clock.elapsed())
         elapsed, update_seconds = now, now - elapsed
+    rest = trainer.finish()
+    if rest is not None and recorder is not None:
+        recorder.after_update(rest, learning_rate_of(config, budget, trainer.counters.updates, elapsed))
 
 
 def as_interruption(error: BaseException, check_stop: Callable[[], None]) -> Interrupted | None:

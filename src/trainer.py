@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from src import a2c, cpu_utils, ppo, seeding
+from src.budget import Budget
 from src.buffer import RolloutBuffer, rollout_bytes
 from src.collector import Collector, join_states, part_of_state
 from src.config import Config
@@ -29,7 +30,7 @@ from src.timing import PhaseTimer
 
 logger = logging.getLogger(__name__)
 
-ALGORITHMS: dict[str, Any] = {"ppo": ppo, "a2c": a2c}
+ALGORITHMS: dict[str, Any] = {"ppo": ppo, "a2c": a2c, "a3c": a2c}
 
 
 @dataclass
@@ -90,13 +91,21 @@ class Trainer:
             heartbeat,
             self.algorithm.STATISTICS,
         )
-        size = rollout_bytes(training.n_steps, config.env.num_envs, self.spaces)
-        memory = rollout_memory(size) if rollout_memory is not None else None
-        self.rollout = RolloutBuffer(training.n_steps, config.env.num_envs, self.spaces, memory)
-        self.part = self.rollout.columns(self.first_env, count)
+        self.rollout, self.part = self._make_rollout(rollout_memory)
         self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat)
         self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
         self._parts: list[dict[str, Any]] = []
+
+    def may_begin(self, budget: Budget, elapsed: float, update_seconds: float) -> bool:
+        """Whether the budget has room for another update."""
+        return not budget.finished(self.counters.updates, elapsed, update_seconds)
+
+    def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
+        """The rollout that is learned from, and the part of it that this process fills."""
+        n_steps, num_envs = self.config.training.n_steps, self.config.env.num_envs
+        block = memory(rollout_bytes(n_steps, num_envs, self.spaces)) if memory is not None else None
+        rollout = RolloutBuffer(n_steps, num_envs, self.spaces, block)
+        return rollout, rollout.columns(self.first_env, self.config.envs_per_process)
 
     def facts(self) -> dict[str, str]:
         """What was decided while building, for the settings that are printed."""
@@ -178,9 +187,7 @@ class Trainer:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a saved state. Raises UsageError if it was saved for other spaces or another network."""
-        saved = Spaces.from_dict(state["spaces"])
-        if saved != self.spaces:
-            raise UsageError(f"the checkpoint was saved for {saved}, the environment has {self.spaces}")
+        self._require_spaces(state)
         own = slice(self.first_env, self.first_env + self.config.envs_per_process)
         self.learner.load(state["learner"])
         self.counters = Counters(**state["counters"])
@@ -188,17 +195,24 @@ class Trainer:
         torch.set_rng_state(state["rng"]["torch"])
         self.timer.seconds.update(state["phase_seconds"][self.communicator.rank])
         if not self.collector.load(part_of_state(state["collector"], own)):
+            if self.communicator.is_main:
+                logger.warning("%s cannot be saved: the run goes on with new episodes", self.config.env.id)
             self._restart_environments()
 
+    def _require_spaces(self, state: dict[str, Any]) -> None:
+        saved = Spaces.from_dict(state["spaces"])
+        if saved != self.spaces:
+            raise UsageError(f"the checkpoint was saved for {saved}, the environment has {self.spaces}")
+
     def _restart_environments(self) -> None:
-        """Begin new episodes, with seeds that the run has not used, where the old ones could not be saved."""
-        if self.communicator.is_main:
-            logger.warning("%s cannot be saved: the resumed run begins new episodes", self.config.env.id)
-        seeds = []
-        for group in self.groups:
-            key = seeding.restart_seed(self.config.training.seed, group, self.counters.updates)
-            seeds += seeding.environment_seeds(key, self.config.group_size)
-        self.collector.observations = self.env.reset(seed=seeds)[0]
+        """Begin new episodes, with seeds that the run has not used."""
+        seed, update = self.config.training.seed, self.counters.updates
+        group_seeds = [seeding.restart_seed(seed, group, update) for group in self.groups]
+        self.collector.observations = self.env.restart(group_seeds)
+
+    def finish(self) -> Update | None:
+        """Called when the budget has ended; what was learned since the last update was returned, if anything."""
+        return None
 
     def close(self) -> None:
         self.env.close()
