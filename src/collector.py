@@ -92,10 +92,12 @@ class Collector:
         try:
             observations, rewards, terminated, truncated, infos = self.env.step(rollout.actions[t])
         except EnvironmentFault as fault:
-            raise RunError(f"environment {self.first_env + fault.index} raised at {where}: {fault}") from fault
+            env = self.first_env + fault.index
+            raise RunError(f"environment {env} raised at {where}: {fault}") from fault
         except Exception as error:
+            last_env = self.first_env + self.env.num_envs - 1
             raise RunError(
-                f"the environments {self.first_env} to {self.first_env + self.env.num_envs - 1} raised at {where}: "
+                f"one of the environments {self.first_env} to {last_env} raised at {where}: "
                 f"{type(error).__name__}: {first_line(error)}"
             ) from error
         self._require_finite(rewards, "reward", where)
@@ -112,7 +114,8 @@ class Collector:
         finite = np.abs(values) <= np.finfo(np.float32).max  # the rollout's precision
         if not finite.all():
             place = tuple(np.argwhere(~finite)[0])
-            raise RunError(f"environment {self.first_env + place[0]} returned {what} {values[place]} at {where}")
+            env = self.first_env + place[0]
+            raise RunError(f"environment {env} returned {what} {values[place]} at {where}")
 
     def _bootstrap(
         self, rollout: RolloutBuffer, t: int, next_values: NDArray[np.float32], final: dict[int, NDArray[Any]]

@@ -91,8 +91,8 @@ class EnvConfig(Section):
     def _check(self) -> EnvConfig:
         if self.start_level + (self.num_levels or 1) > MAX_LEVEL:
             raise ValueError(
-                f"env.start_level = {self.start_level}, env.num_levels = {self.num_levels}: the last level must "
-                f"be below {MAX_LEVEL}"
+                f"env.start_level = {self.start_level}, env.num_levels = {self.num_levels}: "
+                f"the last level must be below {MAX_LEVEL}"
             )
         if self.group_size is not None and self.num_envs % self.group_size:
             raise ValueError(f"env.group_size = {self.group_size} must divide env.num_envs = {self.num_envs}")
@@ -105,8 +105,8 @@ class EnvConfig(Section):
             )
         if game is not None and self.kwargs:
             raise ValueError(
-                f"env.kwargs = {self.kwargs!r}: they are for Gymnasium environments; Procgen's options go under "
-                "env.procgen"
+                f"env.kwargs = {self.kwargs!r}: they are for Gymnasium environments; "
+                "Procgen's options go under env.procgen"
             )
         return self
 

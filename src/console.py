@@ -47,19 +47,40 @@ def describe_levels(env: EnvConfig) -> str:
     return f"levels {env.start_level} to {env.start_level + (env.num_levels or 0) - 1}"
 
 
+def describe_processes(config: Config) -> str:
+    if config.mode == "sequential":
+        return f"{config.env.num_envs} in groups of {config.group_size}, one process"
+    return (
+        f"{config.env.num_envs} in groups of {config.group_size}, "
+        f"{config.envs_per_process} for each of {config.num_processes} workers"
+    )
+
+
+def describe_learning(config: Config) -> str:
+    training = config.training
+    passes = "one step on the whole rollout"
+    if config.algorithm == "ppo":
+        size = training.batch_size or config.timesteps_per_update
+        passes = f"{training.n_epochs} epochs, minibatches of {size:,}"
+    return (
+        f"{passes}, {training.optimizer}, rate {training.learning_rate:g} ({training.lr_schedule}), "
+        f"gamma {training.gamma:g}"
+    )
+
+
 def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: Path) -> None:
     """Print what will run, on what, and where its results will be. `facts` come from what was built."""
     machine, env, training = describe_machine(), config.env, config.training
     levels = f", {env.distribution_mode}, {describe_levels(env)}" if env.id.startswith("procgen-") else ""
+    per_update = config.timesteps_per_update
+    whose = "" if config.algorithm != "a3c" else " of each worker"
     rows = {
         "algorithm": f"{config.algorithm.upper()}, {config.mode}",
         "environment": f"{env.id}{levels}",
-        "environments": f"{env.num_envs} in groups of {config.group_size}",
-        "rollout": f"{training.n_steps} steps x {env.num_envs} environments "
-        f"= {config.timesteps_per_update:,} timesteps",
-        "learning": f"{training.n_epochs} epochs, minibatches of {training.batch_size}, "
-        f"{training.optimizer}, rate {training.learning_rate:g} ({training.lr_schedule}), "
-        f"gamma {training.gamma:g}",
+        "environments": describe_processes(config),
+        "rollout": f"{training.n_steps} steps x {per_update // training.n_steps} environments{whose} "
+        f"= {per_update:,} timesteps",
+        "learning": describe_learning(config),
         "budget": describe_budget(budget),
         "seed": str(training.seed),
         "machine": f"{machine['cpu_model']}, {machine['usable_cores']} usable cores, "
@@ -71,6 +92,9 @@ def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: 
     for name, value in rows.items():
         print(f"{name:<13} {value}")
     print("=" * WIDTH, flush=True)
+    if config.mode == "parallel":
+        for rank in range(config.num_processes):
+            print(f"Worker {rank} started with {config.envs_per_process} environments", flush=True)
 
 
 class Progress:
@@ -130,12 +154,20 @@ def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -
     def reward(key: str) -> str:
         return "no episode finished" if performance[key] is None else f"{performance[key]:.2f}"
 
+    config = record["config"]
+    processes = {"Environments": str(config["env"]["num_envs"])}
+    if record["training_mode"] == "parallel":
+        processes = {
+            "Workers": str(config["parallel"]["num_workers"]),
+            "Total environments": str(config["env"]["num_envs"]),
+        }
     rows = {
         "Status": record["status"],
         "Duration": f"{clock(record['duration_hours'] * 3600)} ({record['duration_hours']:.4f} hours)",
         "Total timesteps": f"{record['total_timesteps']:,}",
         "Total updates": f"{record['total_updates']:,}",
         "Total episodes": f"{record['total_episodes']:,}",
+        **processes,
         "Average FPS": f"{record['average_fps']:,.1f}",
         "Final FPS": f"{record['final_fps']:,.1f}",
         "Initial reward": reward("initial_reward"),
@@ -152,5 +184,5 @@ def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -
     }
     print(f"\n{'=' * WIDTH}\nTRAINING SUMMARY\n{'=' * WIDTH}")
     for name, value in rows.items():
-        print(f"{name + ':':<17} {value}")
+        print(f"{name + ':':<19} {value}")
     print("=" * WIDTH, flush=True)

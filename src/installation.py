@@ -163,9 +163,12 @@ def small_run(algorithm: str) -> Config:
 
     settings = {
         "algorithm": algorithm,
+        # A3C has no sequential mode; one worker of it will do.
+        "mode": "parallel" if algorithm == "a3c" else "sequential",
+        "parallel": {"num_workers": 1},
         "env": {"id": "coinrun", "num_envs": 8},
         "model": {"architecture": "impala"},
-        "training": {"n_steps": 16, "batch_size": None, "n_epochs": 1},
+        "training": {"n_steps": 8, "batch_size": None, "n_epochs": 1},
     }
     return build_config(settings, "quick test")
 
@@ -197,7 +200,7 @@ def check_update(algorithm: str, checkpoint: Path) -> str:
         save_checkpoint(checkpoint, {**content, **trainer.state(), "elapsed_seconds": seconds})
     finally:
         trainer.close()
-    return f"one update of the IMPALA network on {config.timesteps_per_update} coinrun timesteps, {seconds:.1f} s"
+    return f"one update, IMPALA network, {config.timesteps_per_update} timesteps of coinrun: {seconds:.1f} s"
 
 
 def check_checkpoint(algorithm: str, checkpoint: Path) -> str:
@@ -220,8 +223,16 @@ def check_checkpoint(algorithm: str, checkpoint: Path) -> str:
     return f"saved, {checkpoint.stat().st_size / 2**20:.1f} MB, and loaded unchanged"
 
 
+def check_evaluation(checkpoint: Path) -> str:
+    from src.evaluation import evaluate
+
+    result = evaluate(checkpoint, episodes=2, split="test", max_episode_steps=50)
+    played = result["splits"]["test"]["episodes"]
+    return f"{played} episodes of at most 50 steps on unseen levels of coinrun"
+
+
 def check_learning(report: Report, folder: Path) -> None:
-    """An update of each algorithm that there is, and the checkpoint of the first that made one."""
+    """An update of each algorithm that there is; then the first one's checkpoint, loaded and evaluated."""
     algorithms: list[str] = []
 
     def find() -> str:
@@ -239,7 +250,8 @@ def check_learning(report: Report, folder: Path) -> None:
         if report.run(name.upper(), partial(check_update, name, path)):
             learned.append((name, path))
     for name, path in learned[:1]:
-        report.run("checkpoint", partial(check_checkpoint, name, path))
+        if report.run("checkpoint", partial(check_checkpoint, name, path)):
+            report.run("evaluation", partial(check_evaluation, path))
 
 
 def check_tensorboard() -> str:
