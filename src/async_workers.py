@@ -28,11 +28,11 @@ from src.distributed import Communicator
 from src.errors import RunError
 from src.learner import make_optimizer
 from src.metrics import Episode
-from src.parallel import Job, Link, run_workers
 from src.run import Process, train
 from src.run_folder import RunFolder
 from src.timing import PHASES
 from src.trainer import Counters, Trainer, Update
+from src.workers import Job, Link, run_workers
 
 OPTIMIZER_STATE = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
 EPISODES = 2**16  # room for the episodes that end between two rows of the log

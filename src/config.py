@@ -207,7 +207,8 @@ class Config(Section):
     @property
     def timesteps_per_update(self) -> int:
         """Steps that one update learns from: of all environments, in A3C of those of one worker."""
-        return self.training.n_steps * (self.envs_per_process if self.algorithm == "a3c" else self.env.num_envs)
+        num_envs = self.envs_per_process if self.algorithm == "a3c" else self.env.num_envs
+        return self.training.n_steps * num_envs
 
     @property
     def num_processes(self) -> int:

@@ -211,7 +211,7 @@ class Trainer:
         self.collector.observations = self.env.restart(group_seeds)
 
     def finish(self) -> Update | None:
-        """Called when the budget has ended; what was learned since the last update was returned, if anything."""
+        """Called when the budget has ended; what was learned since the last `iterate`, if anything."""
         return None
 
     def close(self) -> None:
