@@ -276,7 +276,7 @@ def run(arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool) -
     else:
         config = resolve_config(arguments, algorithm, mode, timed)
         folder = RunFolder(arguments.output_dir, config)
-        if not arguments.overwrite:
+        if not arguments.overwrite and arguments.output_dir is not None:
             folder.refuse_if_occupied()
     # Before torch is loaded, which importing src.run does.
     default_threads = 1 if mode == "parallel" else None  # one process a core, or one process for all cores

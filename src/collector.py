@@ -50,9 +50,19 @@ class Collector:
         self.first_env = first_env
         self.timer = timer
         self.heartbeat = heartbeat
-        self.observations: NDArray[Any] = env.reset()[0]
+        self.observations: NDArray[Any] = self._first_observations()
         self.running_rewards = np.zeros(env.num_envs, np.float64)
         self.running_lengths = np.zeros(env.num_envs, np.int64)
+
+    def _first_observations(self) -> NDArray[Any]:
+        try:
+            observations: NDArray[Any] = self.env.reset()[0]
+        except EnvironmentFault as fault:
+            env = self.first_env + fault.index
+            raise RunError(f"environment {env} raised at its first reset: {fault}") from fault
+        if observations.dtype != np.uint8:
+            self._require_finite(observations, "observation", "its first reset")
+        return observations
 
     def collect(self, rollout: RolloutBuffer, update: int) -> list[Episode]:
         """Fill `rollout` (T, N) with the model's own actions and return the episodes that ended, in order of

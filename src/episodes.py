@@ -87,8 +87,8 @@ def play(
             on_episode()
         asked, step = count.open, step + 1
         if noise is None:
-            changed = (observations[asked] != seen[asked]).reshape(len(asked), -1).any(1)
-            asked = asked[changed]
+            changed = (observations != seen).reshape(env.num_envs, -1).any(1)
+            asked = asked[changed[asked]]
     return count.episodes()
 
 

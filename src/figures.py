@@ -21,7 +21,6 @@ CURVES = (
     "timesteps",
     "time/elapsed_seconds",
     "time/fps",
-    "time/fps_average",
     "rollout/ep_reward_mean",
     "rollout/ep_reward_std",
     "rollout/episodes",
@@ -76,7 +75,7 @@ def draw_training_curves(
         returns, fps = figure.add_subplot(grid[0, :2]), figure.add_subplot(grid[0, 2])
         policy_loss, value_loss, entropy = (figure.add_subplot(grid[1, column]) for column in range(3))
         draw_returns(returns, xs, curves["rollout/ep_reward_mean"], curves["rollout/ep_reward_std"])
-        draw_fps(fps, xs, curves["time/fps"], curves["time/fps_average"])
+        draw_fps(fps, xs, curves["time/fps"], average_fps(curves))
         draw_noisy(policy_loss, xs, curves["train/policy_loss"], "Policy loss", "mean per sample", GREEN)
         draw_noisy(value_loss, xs, curves["train/value_loss"], "Value loss", "mean per sample", VERMILION)
         draw_noisy(entropy, xs, curves["train/entropy"], "Policy entropy", "nats", PURPLE)
@@ -114,8 +113,14 @@ def draw_returns(ax: Axes, xs: Values, means: Values, stds: Values) -> None:
     _end_label(ax, xs, means, f"{means[-1]:,.{2 if abs(means[-1]) < 100 else 0}f}", BLUE)
 
 
+def average_fps(curves: Mapping[str, Values]) -> Values:
+    """Timesteps over seconds since the start of the run; `time/fps_average` begins anew where it is resumed."""
+    seconds = curves["time/elapsed_seconds"]
+    return curves["timesteps"] / np.where(seconds > 0, seconds, np.nan)
+
+
 def draw_fps(ax: Axes, xs: Values, window: Values, average: Values) -> None:
-    """Timesteps per wall-clock second: of each update, and since the process started."""
+    """Timesteps per wall-clock second: of each update, and on average until then."""
     _head(ax, "FPS", "timesteps per second")
     shown = np.isfinite(xs) & np.isfinite(window) & np.isfinite(average)
     if not shown.any():

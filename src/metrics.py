@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from src.errors import RunError
+
 logger = logging.getLogger(__name__)
 
 WINDOW = 100  # episodes in every mean of returns
@@ -225,19 +227,22 @@ class MetricsWriter:
         self._events = _open_events(folder, purge_step) if tensorboard else None
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Write one row. Every key of ROW_KEYS must be there."""
+        """Write one row. Every key of ROW_KEYS must be there. Raises RunError if it cannot be written."""
         missing = [key for key in ROW_KEYS if key not in row]
         if missing:
             raise KeyError(f"metrics row without {missing}")
         clean = strict_json(
             {key: row[key] for key in [*ROW_KEYS, *(key for key in row if key not in ROW_KEYS)]}
         )
-        self._file.write(json.dumps(clean, allow_nan=False) + "\n")
-        self._file.flush()
-        if self._events is not None:
-            for key, value in clean.items():
-                if value is not None and key != "timesteps":
-                    self._events.add_scalar(key, value, clean["timesteps"])
+        try:
+            self._file.write(json.dumps(clean, allow_nan=False) + "\n")
+            self._file.flush()
+            if self._events is not None:
+                for key, value in clean.items():
+                    if value is not None and key != "timesteps":
+                        self._events.add_scalar(key, value, clean["timesteps"])
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path}: {error.strerror or error}") from error
 
     def close(self) -> None:
         self._file.close()

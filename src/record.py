@@ -102,7 +102,7 @@ def write_failed_record(folder: RunFolder, config: Config) -> None:
     figures = {
         "start_time": None,
         "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "duration_hours": round(elapsed / 3600, 6),
+        "duration_hours": round(elapsed / 3600, 9),
         "total_timesteps": last.get("timesteps", 0),
         "total_updates": last.get("update", 0),
         "total_episodes": last.get("rollout/episodes", 0),

@@ -157,7 +157,7 @@ class Recorder:
         figures = {
             "start_time": self.start_time,
             "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "duration_hours": round(elapsed / 3600, 6),
+            "duration_hours": round(elapsed / 3600, 9),
             "total_timesteps": counters["timesteps"],
             "total_updates": counters["updates"],
             "total_episodes": self.episodes.count,

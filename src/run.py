@@ -85,6 +85,7 @@ def train(
             recorder = Recorder(config, folder, trainer, clock, checkpoint, process.root_process)
         try:
             run_until_done(config, trainer, recorder, clock, budget)
+            final = None if recorder is None else recorder.save("final")
         except BaseException as error:
             interruption = as_interruption(error, process.check_stop)
             if interruption is None:
@@ -95,7 +96,7 @@ def train(
                 recorder.finish("interrupted", recorder.save_step())
             return interruption.exit_code
         if recorder is not None:
-            recorder.finish("completed", recorder.save("final"))
+            recorder.finish("completed", final)
     return 0
 
 

@@ -65,12 +65,12 @@ class RunFolder:
     def claim(self, config: Config, overwrite: bool) -> None:
         """Make the folder and write config.yaml; of two processes that claim one folder, the second is
         refused."""
-        if overwrite:
-            self.clear()
-        self.refuse_if_occupied()
         try:
             if self.automatic:
                 self._make_unique_root()
+            elif overwrite:
+                self.clear()
+            self.refuse_if_occupied()
             self.root.mkdir(parents=True, exist_ok=True)
             with self.config_path.open("x", encoding="utf-8") as file:
                 file.write(dump_config(config))

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 ABORT = -1  # in the place of a signal's number: another worker failed
 GRACE_SECONDS = 5.0  # for workers to save and leave after one has failed
 STOP_SECONDS = 60.0  # for workers to save and leave after a signal
+START_SECONDS = 120.0  # for a worker to load its libraries and make its environments
 POLL_SECONDS = 0.25
 
 
@@ -44,7 +45,8 @@ class Presence:
     """Shared by all processes: when each worker last made progress, whether it waits, and whether to stop."""
 
     def __init__(self, context: Any, num_workers: int) -> None:
-        self.beats = context.RawArray("d", [time.monotonic()] * num_workers)
+        self.created = time.monotonic()
+        self.beats = context.RawArray("d", num_workers)  # 0 until a worker has started
         self.waiting = context.RawArray("b", num_workers)
         self.stop = context.RawValue("i", 0)
 
@@ -64,16 +66,19 @@ class Presence:
         try:
             yield
         finally:
+            if self.beats[rank]:  # what is waited for before the first step still belongs to starting
+                self.beats[rank] = time.monotonic()
             self.waiting[rank] = 0
-            self.beats[rank] = time.monotonic()
 
     def hanging(self, timeout_seconds: float) -> list[int]:
-        """Workers that should be making progress and are not."""
+        """Workers that should be making progress and are not. Starting one may take longer than a step."""
         now = time.monotonic()
+        started = [beat or self.created for beat in self.beats]
+        patience = [timeout_seconds if beat else max(timeout_seconds, START_SECONDS) for beat in self.beats]
         return [
             rank
-            for rank, beat in enumerate(self.beats)
-            if not self.waiting[rank] and now - beat > timeout_seconds
+            for rank, waits in enumerate(self.waiting)
+            if not waits and now - started[rank] > patience[rank]
         ]
 
 

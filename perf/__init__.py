@@ -1,0 +1,1 @@
+"""Speed measurements: against other ways of doing the same, and of the modes against each other."""

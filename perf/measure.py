@@ -1,0 +1,84 @@
+"""Measuring fairly on a machine that others use too: alternatives in turn, medians, ratios pair by pair."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from src.cpu_utils import describe_machine
+from src.metrics import write_json
+from src.record import describe_software
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rates of several alternatives, measured in turn: one list a name, entries of one round side by side."""
+
+    rates: dict[str, list[float]]
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.rates[name])
+
+    def ratio(self, name: str, base: str) -> float:
+        """The median over rounds of the ratio within a round, which the machine's drift does not touch."""
+        return statistics.median(a / b for a, b in zip(self.rates[name], self.rates[base], strict=True))
+
+
+def interleave(alternatives: dict[str, Callable[[], float]], rounds: int) -> Comparison:
+    """Call each alternative once a round; each returns a rate (units per second)."""
+    rates: dict[str, list[float]] = {name: [] for name in alternatives}
+    for number in range(rounds):
+        for name, measure in alternatives.items():
+            rate = measure()
+            rates[name].append(rate)
+            print(f"  round {number + 1}/{rounds}  {name:<44} {rate:>12,.1f} /s", flush=True)
+    return Comparison(rates)
+
+
+def rate(work: Callable[[], None], units: int, at_least_seconds: float = 1.0) -> float:
+    """Units per second of `work`, repeated until `at_least_seconds` have passed."""
+    start, done = time.perf_counter(), 0
+    while True:
+        work()
+        done += units
+        seconds = time.perf_counter() - start
+        if seconds >= at_least_seconds:
+            return done / seconds
+
+
+def table(comparison: Comparison, base: str, unit: str) -> str:
+    """A Markdown table: median, range, and the median ratio to `base`."""
+    lines = [f"| what | {unit}, median | range | ratio to {base} |", "|---|---|---|---|"]
+    for name, values in comparison.rates.items():
+        spread = f"{min(values):,.0f} to {max(values):,.0f}"
+        lines.append(
+            f"| {name} | {statistics.median(values):,.0f} | {spread} | {comparison.ratio(name, base):.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def save(name: str, text: str, data: dict[str, Any]) -> None:
+    """Write perf/results/<name>.md, for people, and .json, with the machine and the versions."""
+    RESULTS.mkdir(exist_ok=True)
+    machine = describe_machine()
+    heading = (
+        f"{machine['cpu_model']}, {machine['usable_cores']} usable cores, {machine['ram_gb']:.0f} GB; "
+        f"torch {describe_software()['torch']}"
+    )
+    (RESULTS / f"{name}.md").write_text(f"{text.rstrip()}\n\n{heading}\n", encoding="utf-8")
+    write_json(RESULTS / f"{name}.json", {"machine": machine, "software": describe_software(), **data})
+    print(f"\n{text}\n\nwritten to {RESULTS / name}.md and .json")
+
+
+def last_row(folder: Path) -> dict[str, Any]:
+    """The last row of a run's metrics.jsonl."""
+    (path,) = folder.glob("logs/*/metrics.jsonl")
+    row: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
+    return row

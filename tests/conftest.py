@@ -1,0 +1,49 @@
+"""Shared by the tests: one torch thread, Hypothesis without chance, processes simulated by threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+
+from src.distributed import Communicator
+
+torch.set_num_threads(1)  # small networks gain nothing from more, and wait for cores that others use
+settings.register_profile("tests", deadline=None, derandomize=True)
+settings.load_profile("tests")
+
+
+class ThreadCommunicator(Communicator):
+    """One of several ranks that run in threads: a sum waits for all of them, then adds in their order."""
+
+    def __init__(self, rank: int, tensors: list[torch.Tensor], barrier: threading.Barrier) -> None:
+        self.rank = rank
+        self.world_size = len(tensors)
+        self._tensors = tensors
+        self._barrier = barrier
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._tensors[self.rank] = tensor.clone()
+        self._barrier.wait()
+        total = torch.stack(self._tensors).sum(0)
+        self._barrier.wait()
+        return tensor.copy_(total)
+
+
+@pytest.fixture
+def run_ranks() -> Callable[[int, Callable[[Communicator], Any]], list[Any]]:
+    """Runs a function once a rank, in threads that can sum with each other; returns the results by rank."""
+
+    def run(world_size: int, function: Callable[[Communicator], Any]) -> list[Any]:
+        tensors = [torch.zeros(())] * world_size
+        barrier = threading.Barrier(world_size, timeout=30)
+        with ThreadPoolExecutor(world_size) as pool:
+            ranks = [ThreadCommunicator(rank, tensors, barrier) for rank in range(world_size)]
+            return [future.result() for future in [pool.submit(function, rank) for rank in ranks]]
+
+    return run

@@ -1,0 +1,89 @@
+"""Running the training scripts as a user does, and reading what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+PROJECT = Path(__file__).resolve().parent.parent
+SHARED = Path("/dev/shm")
+
+
+def command(script: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(PROJECT / script), *map(str, arguments)]
+
+
+def run(
+    script: str, *arguments: object, timeout: float = 90, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end, in the project's folder unless `cwd` says otherwise."""
+    options.setdefault("cwd", PROJECT)
+    return subprocess.run(
+        command(script, *arguments), capture_output=True, text=True, timeout=timeout, check=False, **options
+    )
+
+
+def start(script: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+    options.setdefault("cwd", PROJECT)
+    return subprocess.Popen(
+        command(script, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    (path,) = folder.glob("logs/*/metrics.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wait_for_rows(folder: Path, count: int, timeout: float = 60) -> None:
+    """Wait until a running run has written `count` rows."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if any(path.read_text().count("\n") >= count for path in folder.glob("logs/*/metrics.jsonl")):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {count} rows in {folder} after {timeout} s")
+
+
+def record(folder: Path) -> dict[str, Any]:
+    """benchmark_metrics.json, read as strict JSON."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} in benchmark_metrics.json")
+
+    return json.loads((folder / "benchmark_metrics.json").read_text(), parse_constant=refuse)
+
+
+def checkpoint(folder: Path, kind: str = "final") -> dict[str, Any]:
+    (path,) = folder.glob(f"checkpoints/*_{kind}.pt")
+    return torch.load(path, weights_only=True)
+
+
+def parameters(folder: Path, kind: str = "final") -> torch.Tensor:
+    """All parameters of a checkpoint in one vector."""
+    return torch.cat([each.flatten() for each in checkpoint(folder, kind)["learner"]["model"].values()])
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Living processes whose command line or environment names a run's folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            named = str(folder) in " ".join(process.cmdline()) or process.environ().get("RUN") == str(folder)
+            if named and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def shared_files() -> set[str]:
+    return {path.name for path in SHARED.iterdir()} if SHARED.is_dir() else set()

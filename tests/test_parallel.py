@@ -1,0 +1,300 @@
+"""Data-parallel runs compute what sequential ones do, and end as a whole when a part of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import fault_env, runs
+
+SMALL = (
+    *("--env", "CartPole-v1", "--num-envs", 6, "--n-steps", 7, "--gamma", 0.99, "--learning-rate", 1e-3),
+    *("--n-epochs", 2, "--set", "logging.tensorboard=false"),
+)
+FAULT = (
+    *("--env", fault_env.ID, "--num-envs", 4, "--n-steps", 8, "--batch-size", 16, "--n-epochs", 1),
+    *("--set", "logging.tensorboard=false", "--num-workers", 2),
+)
+
+
+def fault(**kwargs: object) -> tuple[str, ...]:
+    return tuple(
+        part for key, value in kwargs.items() for part in ("--set", f"env.kwargs.{key}={json.dumps(value)}")
+    )
+
+
+def series(folder: Path) -> list[tuple[float, ...]]:
+    keys = (
+        "rollout/ep_reward_mean",
+        "train/policy_loss",
+        "train/value_loss",
+        "train/entropy",
+        "train/grad_norm",
+    )
+    return [tuple(row[key] for key in keys) for row in runs.rows(folder)]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("batch_size", [42, 25, 41], ids=["whole", "not divisible", "one sample left"])
+def test_workers_compute_what_one_process_computes(tmp_path: Path, batch_size: int) -> None:
+    budget = ("--total-timesteps", 42 * 6, "--batch-size", batch_size)
+    assert (
+        runs.run("train_ppo_sequential.py", *SMALL, *budget, "--output-dir", tmp_path / "1").returncode == 0
+    )
+    for workers in (2, 3):
+        folder = tmp_path / str(workers)
+        result = runs.run(
+            "train_ppo_parallel.py", *SMALL, *budget, "--num-workers", workers, "--output-dir", folder
+        )
+        assert result.returncode == 0, result.stderr
+        assert runs.record(folder)["total_timesteps"] == 42 * 6
+        for expected, actual in zip(series(tmp_path / "1"), series(folder), strict=True):
+            assert actual == pytest.approx(expected, abs=1e-5)
+        torch.testing.assert_close(
+            runs.parameters(folder), runs.parameters(tmp_path / "1"), atol=1e-5, rtol=0
+        )
+
+
+@pytest.mark.timeout(180)
+def test_procgen_streams_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    flags = (
+        *("--num-envs", 8, "--n-steps", 32, "--batch-size", 64, "--n-epochs", 1, "--total-timesteps", 512),
+        *("--set", "model.architecture=nature", "--set", "model.hidden_size=16", "--set", "env.group_size=4"),
+        *("--env", "bigfish", "--set", "logging.tensorboard=false"),
+    )
+    for script, folder, extra in (
+        ("train_ppo_sequential.py", "1", ()),
+        ("train_ppo_parallel.py", "2", ("--num-workers", 2)),
+    ):
+        result = runs.run(script, *flags, *extra, "--output-dir", tmp_path / folder)
+        assert result.returncode == 0, result.stderr
+    one, two = runs.checkpoint(tmp_path / "1")["collector"], runs.checkpoint(tmp_path / "2")["collector"]
+    assert torch.equal(one["observations"], two["observations"])
+    assert one["running_rewards"] == two["running_rewards"]
+    torch.testing.assert_close(
+        runs.parameters(tmp_path / "2"), runs.parameters(tmp_path / "1"), atol=1e-5, rtol=0
+    )
+
+
+@pytest.mark.timeout(120)
+def test_a_parallel_run_says_its_workers_and_their_threads(tmp_path: Path) -> None:
+    result = runs.run(
+        "train_ppo_parallel.py", *SMALL, "--batch-size", 42, "--num-workers", 3, "--num-envs-per-worker", 2,
+        "--total-timesteps", 84, "--output-dir", tmp_path / "run",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    for rank in range(3):
+        assert f"Worker {rank} started with 2 environments" in result.stdout
+    assert "Total environments: 6" in result.stdout
+    record = runs.record(tmp_path / "run")
+    assert record["hardware"]["threads"] == [1, 1, 1]
+    assert len(record["workers"]) == 3
+    assert sum(part["share"] for part in record["time_breakdown"].values()) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.timeout(120)
+def test_more_workers_than_cores_are_allowed_with_a_warning(tmp_path: Path) -> None:
+    workers = (
+        2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2 * (os.cpu_count() or 1)
+    )
+    result = runs.run(
+        "train_ppo_parallel.py", "--env", "CartPole-v1", "--num-workers", workers, "--num-envs-per-worker", 1,
+        "--n-steps", 4, "--batch-size", workers, "--total-timesteps", 1, "--output-dir", tmp_path / "run",
+    )  # fmt: skip
+    assert result.returncode == 0
+    assert f"{workers} workers of 1 thread(s) share" in result.stderr
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("script", ["train_ppo_parallel.py", "train_a3c_parallel.py"])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("raise", "worker 1: environment 2 raised at step"),
+        ("nan", "worker 1: environment 2 returned reward nan at step"),
+        ("exit", "worker 1 ended with exit code 7"),
+        ("kill", "worker 1 was killed by SIGKILL"),
+        ("hang", "worker 1: made no progress for 3 s"),
+    ],
+)
+def test_a_worker_that_fails_ends_the_run_with_its_own_error(
+    tmp_path: Path, script: str, kind: str, message: str
+) -> None:
+    before = runs.shared_files()
+    folder = tmp_path / "run"
+    flags = FAULT if "ppo" in script else (*FAULT[:6], *FAULT[10:])
+    started = time.monotonic()
+    result = runs.run(
+        script, *flags, *fault(fault=kind, process="worker-1", at=20), "--total-timesteps", 1e6,
+        "--set", "parallel.timeout_seconds=3", "--output-dir", folder,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert message in result.stderr.splitlines()[-1]
+    assert time.monotonic() - started < 60
+    assert runs.record(folder)["status"] == "failed"
+    assert runs.processes_of(folder) == []
+    assert runs.shared_files() <= before
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_cannot_make_its_environment_is_a_usage_error_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    result = runs.run(
+        "train_ppo_parallel.py", *FAULT, *fault(fault="make", process="worker-1"),
+        "--total-timesteps", 100, "--output-dir", tmp_path / "run",
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "no such world" in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("script", ["train_ppo_parallel.py", "train_a3c_parallel.py"])
+@pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM), (5, signal.SIGINT)])
+def test_a_signal_ends_the_run_safely_and_the_same_command_resumes_it(
+    tmp_path: Path, script: str, workers: int, number: signal.Signals
+) -> None:
+    folder = tmp_path / "run"
+    flags = FAULT[:-1] if "ppo" in script else (*FAULT[:6], *FAULT[10:-1])
+    flags = (*flags, workers, "--num-envs", 2 * workers, *fault(delay=0.002), "--output-dir", folder)
+    process = runs.start(script, *flags, "--total-timesteps", 1e7)
+    runs.wait_for_rows(folder, 3)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, errors
+    record = runs.record(folder)
+    assert record["status"] == "interrupted"
+    assert record["total_timesteps"] == runs.rows(folder)[-1]["timesteps"]
+    assert runs.processes_of(folder) == []
+
+    more = record["total_timesteps"] + 400
+    result = runs.run(script, "--resume", "--total-timesteps", more, "--output-dir", folder)
+    assert result.returncode == 0, result.stderr
+    steps = [row["timesteps"] for row in runs.rows(folder)]
+    assert steps == sorted(set(steps))
+    assert runs.record(folder)["status"] == "completed"
+    assert more <= runs.record(folder)["total_timesteps"] < more + 16 * workers
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("delay", [0.0, 0.3, 1.0, 2.0])
+def test_a_signal_during_start_up_leaves_no_process(tmp_path: Path, delay: float) -> None:
+    folder = tmp_path / "run"
+    process = runs.start("train_ppo_parallel.py", *FAULT, "--total-timesteps", 1e7, "--output-dir", folder)
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert runs.processes_of(folder) == []
+
+
+@pytest.mark.timeout(120)
+def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = runs.start(
+        "train_ppo_parallel.py", *FAULT, *fault(delay=0.002), "--total-timesteps", 1e7, "--output-dir", folder,
+        env={**os.environ, "RUN": str(folder)},
+    )  # fmt: skip
+    runs.wait_for_rows(folder, 1)
+    assert len(runs.processes_of(folder)) >= 3
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while runs.processes_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert runs.processes_of(folder) == []
+
+
+@pytest.mark.timeout(180)
+def test_descriptors_and_threads_stay_constant_over_updates(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = runs.start(
+        "train_ppo_parallel.py", *FAULT, *fault(delay=0.0005), "--total-timesteps", 1e7, "--output-dir", folder,
+        env={**os.environ, "RUN": str(folder)},
+    )  # fmt: skip
+
+    def census() -> list[tuple[int, int]]:
+        return sorted((each.num_fds(), each.num_threads()) for each in runs.processes_of(folder))
+
+    runs.wait_for_rows(folder, 20)
+    before = census()
+    memory_before = runs.rows(folder)[-1]["system/memory_gb"]
+    runs.wait_for_rows(folder, 220)
+    after = census()
+    memory_after = runs.rows(folder)[-1]["system/memory_gb"]
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert len(before) >= 3
+    assert after == before
+    assert memory_after - memory_before < 0.06
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.slow
+def test_sixteen_workers_fit_under_256_descriptors(tmp_path: Path) -> None:
+    words = runs.command(
+        "train_ppo_parallel.py", "--env", "CartPole-v1", "--num-workers", 16, "--num-envs-per-worker", 1,
+        "--n-steps", 4, "--batch-size", 64, "--total-timesteps", 64, "--output-dir", tmp_path / "run",
+    )  # fmt: skip
+    result = subprocess.run(
+        ["bash", "-c", 'ulimit -n 256; exec "$@"', "bash", *words],
+        cwd=runs.PROJECT, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert len(runs.record(tmp_path / "run")["workers"]) == 16
+
+
+@pytest.mark.timeout(120)
+def test_a_rollout_on_disk_gives_the_same_run(tmp_path: Path) -> None:
+    budget = ("--total-timesteps", 84, "--batch-size", 42, "--num-workers", 2)
+    for name, flags in (
+        ("memory", ()),
+        ("disk", ("--set", "parallel.buffer=mmap", "--set", f"parallel.buffer_dir={tmp_path}")),
+    ):
+        result = runs.run("train_ppo_parallel.py", *SMALL, *budget, *flags, "--output-dir", tmp_path / name)
+        assert result.returncode == 0, result.stderr
+    assert torch.equal(runs.parameters(tmp_path / "memory"), runs.parameters(tmp_path / "disk"))
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="RLIMIT_DATA bounds private memory on Linux only"
+)
+@pytest.mark.timeout(120)
+def test_a_rollout_larger_than_the_memory_limit_works_from_disk_only(tmp_path: Path) -> None:
+    """96 steps of 512 environments with 4,096 numbers each are 805 MB; a process may have 700 MB of its own."""
+    flags = (
+        *("--env", "tests.wide_env:Wide-v0", "--num-envs", 512, "--n-steps", 96, "--batch-size", 8192),
+        *("--n-epochs", 1, "--total-timesteps", 1, "--set", "logging.tensorboard=false"),
+        *("--set", "hardware.tune_allocator=false", "--set", "hardware.microbatch_size=512"),
+    )
+
+    def limited(*extra: object) -> subprocess.CompletedProcess[str]:
+        words = runs.command("train_ppo_sequential.py", *flags, *extra)
+        return subprocess.run(
+            ["bash", "-c", 'ulimit -d 700000; exec "$@"', "bash", *words],
+            cwd=runs.PROJECT, capture_output=True, text=True, timeout=100, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+    in_memory = limited("--output-dir", tmp_path / "memory")
+    assert in_memory.returncode == 1
+    assert "memory" in in_memory.stderr.lower()
+    on_disk = limited(
+        "--set",
+        "parallel.buffer=mmap",
+        "--set",
+        f"parallel.buffer_dir={tmp_path}",
+        "--output-dir",
+        tmp_path / "disk",
+    )
+    assert on_disk.returncode == 0, on_disk.stderr
+    assert runs.record(tmp_path / "disk")["total_timesteps"] == 96 * 512
