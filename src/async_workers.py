@@ -31,7 +31,7 @@ from src.metrics import Episode
 from src.run import Process, train
 from src.run_folder import RunFolder
 from src.timing import PHASES
-from src.trainer import Counters, Trainer, Update
+from src.trainer import Counters, Trainer, Update, require_finite
 from src.workers import Job, Link, run_workers
 
 OPTIMIZER_STATE = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
@@ -246,6 +246,7 @@ class AsyncTrainer(Trainer):
         meanwhile."""
         shared = self.shared
         self.learner.parameters.copy_(self.shared_parameters)
+        require_finite(self.learner.parameters)
         count, mean, squared_deviations = shared["scaler"].tolist()
         phases = shared["worker_phases"].tolist()
         return {

@@ -15,7 +15,7 @@ class RunError(Exception):
     """A run that cannot go on (environment fault, divergence, full disk). One line. Exit code 1."""
 
 
-class EnvironmentFault(Exception):
+class EnvironmentFault(RunError):
     """One environment of a vector raised; `index` says which, the cause what."""
 
     def __init__(self, index: int, error: Exception) -> None:

@@ -95,7 +95,7 @@ def _totals(curves: Mapping[str, Values]) -> list[str]:
     if math.isfinite(seconds):
         facts.append(duration_text(seconds))
     if math.isfinite(episodes):
-        facts.append(f"{episodes:,.0f} episodes")
+        facts.append(f"{episodes:,.0f} episode{'' if episodes == 1 else 's'}")
     return facts
 
 
@@ -114,9 +114,10 @@ def draw_returns(ax: Axes, xs: Values, means: Values, stds: Values) -> None:
 
 
 def average_fps(curves: Mapping[str, Values]) -> Values:
-    """Timesteps over seconds since the start of the run; `time/fps_average` begins anew where it is resumed."""
+    """Timesteps over seconds since the start; `time/fps_average` begins anew where a run was resumed."""
     seconds = curves["time/elapsed_seconds"]
-    return curves["timesteps"] / np.where(seconds > 0, seconds, np.nan)
+    average: Values = curves["timesteps"] / np.where(seconds > 0, seconds, np.nan)
+    return average
 
 
 def draw_fps(ax: Axes, xs: Values, window: Values, average: Values) -> None:
@@ -159,7 +160,10 @@ def running_mean(values: Values, width: int) -> Values:
 
 
 def _line(ax: Axes, xs: Values, ys: Values, colour: str, width: float, alpha: float = 1.0) -> None:
-    ax.plot(xs, ys, color=colour, linewidth=width, alpha=alpha, marker="o" if len(xs) == 1 else "")
+    """A single value is a dot, whole also at the edge of the panel."""
+    single = len(xs) == 1
+    marker = "o" if single else ""
+    ax.plot(xs, ys, color=colour, linewidth=width, alpha=alpha, marker=marker, clip_on=not single)
 
 
 def _head(ax: Axes, name: str, unit: str) -> None:

@@ -245,9 +245,14 @@ class MetricsWriter:
             raise RunError(f"cannot write to {self.path}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
+        """Close both files; what a full disk kept back was an error when it was written, so it is only
+        said."""
+        try:
+            self._file.close()
+            if self._events is not None:
+                self._events.close()
+        except OSError as error:
+            logger.warning("%s may lack its last rows: %s", self.path, error.strerror or error)
 
 
 def _open_events(folder: Path, purge_step: int | None) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from src.config import Config
 from src.cpu_utils import describe_machine
+from src.errors import RunError
 from src.metrics import EpisodeStatistics, read_rows, write_columns, write_json
 from src.run_folder import RunFolder
 
@@ -87,10 +88,13 @@ def write_record(folder: RunFolder, config: Config, status: str, figures: dict[s
         "best_reward": performance["best_reward"],
         "num_episodes": record["total_episodes"],
     }
-    if folder.rows.exists():
-        write_columns(folder.rows, folder.root / "metrics.json")
-    write_json(folder.root / "training_summary.json", summary)
-    write_json(folder.root / "benchmark_metrics.json", record)
+    try:
+        if folder.rows.exists():
+            write_columns(folder.rows, folder.root / "metrics.json")
+        write_json(folder.root / "training_summary.json", summary)
+        write_json(folder.root / "benchmark_metrics.json", record)
+    except OSError as error:
+        raise RunError(f"cannot write the results to {folder.root}: {error.strerror or error}") from error
     return record
 
 

@@ -25,6 +25,8 @@ from src.shared_memory import map_shared, open_rollout
 from src.signals import StopSignal
 from src.trainer import Trainer
 
+LAST_SHARE = 0.9999  # an annealed learning rate is never 0, not even past the end of a timed budget
+
 
 def learning_rate_of(config: Config, budget: Budget, updates: int, elapsed: float) -> float:
     """The learning rate of the update after `updates` updates: constant, or falling linearly over the
@@ -32,7 +34,7 @@ def learning_rate_of(config: Config, budget: Budget, updates: int, elapsed: floa
     training = config.training
     if training.lr_schedule == "constant":
         return training.learning_rate
-    return training.learning_rate * (1 - budget.share_used(updates, elapsed))
+    return training.learning_rate * (1 - min(budget.share_used(updates, elapsed), LAST_SHARE))
 
 
 @dataclass(frozen=True)
@@ -84,20 +86,16 @@ def train(
             print_settings(config, budget, trainer.facts(), folder.root)
             recorder = Recorder(config, folder, trainer, clock, checkpoint, process.root_process)
         try:
-            run_until_done(config, trainer, recorder, clock, budget)
-            final = None if recorder is None else recorder.save("final")
-        except BaseException as error:
-            interruption = as_interruption(error, process.check_stop)
-            if interruption is None:
-                if recorder is not None:
-                    recorder.finish_failed()
-                raise
-            if recorder is not None:
+            interruption = run_until_done(config, trainer, recorder, clock, budget, process.check_stop)
+            if recorder is not None and interruption is None:
+                recorder.finish("completed", recorder.save("final"))
+            elif recorder is not None:
                 recorder.finish("interrupted", recorder.save_step())
-            return interruption.exit_code
-        if recorder is not None:
-            recorder.finish("completed", final)
-    return 0
+        except BaseException:
+            if recorder is not None:
+                recorder.finish_failed()
+            raise
+    return 0 if interruption is None else interruption.exit_code
 
 
 def prepare(
@@ -117,33 +115,41 @@ def prepare(
 
 
 def run_until_done(
-    config: Config, trainer: Trainer, recorder: Recorder | None, clock: Clock, budget: Budget
-) -> None:
-    """Update after update, until the budget ends. Every process follows the main process's clock."""
+    config: Config,
+    trainer: Trainer,
+    recorder: Recorder | None,
+    clock: Clock,
+    budget: Budget,
+    check_stop: Callable[[], None],
+) -> Interrupted | None:
+    """Update after update, until the budget ends (None) or the run is interrupted.
+
+    Every process follows the main process's clock.
+    """
     if recorder is not None:
         recorder.monitor.start()
     clock.start()
     elapsed, update_seconds = clock.before, 0.0
-    while trainer.may_begin(budget, elapsed, update_seconds):
-        learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
-        update = trainer.iterate(learning_rate)
-        if recorder is not None:
-            recorder.after_update(update, learning_rate)
-        now = trainer.communicator.from_main(clock.elapsed())
-        elapsed, update_seconds = now, now - elapsed
-    rest = trainer.finish()
-    if rest is not None and recorder is not None:
-        recorder.after_update(rest, learning_rate_of(config, budget, trainer.counters.updates, elapsed))
-
-
-def as_interruption(error: BaseException, check_stop: Callable[[], None]) -> Interrupted | None:
-    """The interruption that an error is, or that it comes from: when a run is stopped, peers vanish."""
-    if isinstance(error, PeerLost):
+    try:
+        while trainer.may_begin(budget, elapsed, update_seconds):
+            learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
+            update = trainer.iterate(learning_rate)
+            if recorder is not None:
+                recorder.after_update(update, learning_rate)
+            now = trainer.communicator.from_main(clock.elapsed())
+            elapsed, update_seconds = now, now - elapsed
+        rest = trainer.finish()
+        if rest is not None and recorder is not None:
+            recorder.after_update(rest, learning_rate_of(config, budget, trainer.counters.updates, elapsed))
+    except Interrupted as interruption:
+        return interruption
+    except PeerLost:  # when a run is stopped, others may leave first
         try:
             check_stop()
         except Interrupted as interruption:
             return interruption
-    return error if isinstance(error, Interrupted) else None
+        raise
+    return None
 
 
 def train_in_one_process(

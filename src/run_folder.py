@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from src.config import Config, flat_settings
 from src.config_file import build_config, dump_config, read_config_file
-from src.errors import RunError, UsageError
+from src.errors import UsageError
 from src.metrics import write_atomically
 
 RESULT_FILES = ("benchmark_metrics.json", "training_summary.json", "metrics.json")
@@ -71,15 +72,20 @@ class RunFolder:
             elif overwrite:
                 self.clear()
             self.refuse_if_occupied()
-            self.root.mkdir(parents=True, exist_ok=True)
+            for path in (self.root, self.checkpoints, self.logs):
+                path.mkdir(parents=True, exist_ok=True)
+                if not os.access(path, os.W_OK):
+                    raise UsageError(f"cannot write to {path}: no permission")
             with self.config_path.open("x", encoding="utf-8") as file:
                 file.write(dump_config(config))
-        except FileExistsError:
-            raise UsageError(
-                f"{self.root} was taken by another run just now; use another --output-dir"
-            ) from None
+        except FileExistsError as error:
+            if error.filename != str(self.config_path):
+                raise UsageError(f"cannot write to {error.filename}: it is a file, not a folder") from None
+            raise UsageError(f"{self.root} was taken by another run just now") from None
         except OSError as error:
-            raise RunError(f"cannot write to {self.root}: {error.strerror or error}") from error
+            raise UsageError(
+                f"cannot write to {error.filename or self.root}: {error.strerror or error}"
+            ) from None
 
     def _make_unique_root(self) -> None:
         """Make the folder, with a number behind its name if another run took that name in the same second."""

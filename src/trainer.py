@@ -20,7 +20,7 @@ from src.collector import Collector, join_states, part_of_state
 from src.config import Config
 from src.distributed import Communicator
 from src.envs import make_vector_env, spaces_of
-from src.errors import UsageError
+from src.errors import RunError, UsageError
 from src.gae import generalised_advantages
 from src.learner import Learner
 from src.metrics import Episode
@@ -126,6 +126,7 @@ class Trainer:
         self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
         figures = self.algorithm.update(self.learner, self.rollout, self.config.training, number)
+        require_finite(self.learner.parameters)
         self.counters.updates += 1
         self.counters.timesteps += self.rollout.num_samples
         if self.counters.updates % self.config.parallel.check_every == 0:
@@ -216,3 +217,9 @@ class Trainer:
 
     def close(self) -> None:
         self.env.close()
+
+
+def require_finite(parameters: torch.Tensor) -> None:
+    """Raise RunError if training has diverged, before such parameters are saved."""
+    if not torch.isfinite(parameters).all():
+        raise RunError("the parameters are not finite: training diverged")

@@ -22,7 +22,7 @@ from src.procgen_env import ProcgenVectorEnv
 DEFAULT_FPS = 30
 MAX_GIF_FPS = 50  # GIF counts hundredths of a second, and players slow down what is below two
 # A palette for every frame: one for the whole file would need all frames in memory.
-GIF_FILTER = "split[a][b];[a]palettegen=stats_mode=single[p];[b][p]paletteuse=new=1"
+GIF_FILTER = "split[a][b];[a]palettegen=stats_mode=single:reserve_transparent=0[p];[b][p]paletteuse=new=1"
 NO_WINDOW = "--render cannot open a window here ({}); use --video FILE to record the episodes instead"
 
 

@@ -20,7 +20,7 @@ def quick_test(cwd: Path, **environment: str) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [sys.executable, str(ROOT / "quick_test.py")],
         cwd=cwd,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", **environment},
+        env={**os.environ, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
         encoding="utf-8",

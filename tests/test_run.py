@@ -58,7 +58,14 @@ def test_a_run_leaves_the_files_that_the_documentation_names(
     assert (folder / "checkpoints" / "ppo_sequential_final.pt").exists()
     output = capsys.readouterr().out
     assert "TRAINING SUMMARY" in output
-    for line in ("Duration:", "Total timesteps:", "Average FPS:", "Final FPS:", "Initial reward:", "Peak memory:"):
+    for line in (
+        "Duration:",
+        "Total timesteps:",
+        "Average FPS:",
+        "Final FPS:",
+        "Initial reward:",
+        "Peak memory:",
+    ):
         assert line in output
 
 
@@ -88,7 +95,13 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path: Path, env: str) -
     assert len(runs.rows(parts)) == 4
     assert train("--resume", "--output-dir", parts) == 0
     assert torch.equal(runs.parameters(parts), runs.parameters(whole))
-    keys = ("timesteps", "rollout/ep_reward_mean", "train/policy_loss", "train/learning_rate", "rollout/episodes")
+    keys = (
+        "timesteps",
+        "rollout/ep_reward_mean",
+        "train/policy_loss",
+        "train/learning_rate",
+        "rollout/episodes",
+    )
     for key in keys:
         assert [row[key] for row in runs.rows(parts)] == [row[key] for row in runs.rows(whole)]
     assert runs.record(parts)["performance"] == runs.record(whole)["performance"]
@@ -126,7 +139,8 @@ def test_with_two_budgets_the_first_to_end_ends_the_run(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 def test_four_runs_started_in_one_second_have_four_folders(tmp_path: Path) -> None:
     processes = [
-        runs.start("train_ppo_sequential.py", *CARTPOLE, "--total-timesteps", 64, cwd=tmp_path) for _ in range(4)
+        runs.start("train_ppo_sequential.py", *CARTPOLE, "--total-timesteps", 64, cwd=tmp_path)
+        for _ in range(4)
     ]
     assert [process.wait(timeout=100) for process in processes] == [0, 0, 0, 0]
     folders = sorted((tmp_path / "runs").iterdir())
@@ -145,7 +159,10 @@ def test_a_signal_saves_the_last_update_and_says_interrupted(tmp_path: Path, num
     record = runs.record(folder)
     assert record["status"] == "interrupted"
     assert record["total_updates"] == len(runs.rows(folder)) >= 3
-    assert runs.checkpoint(folder, f"step_{record['total_timesteps']}")["counters"]["updates"] == record["total_updates"]
+    assert (
+        runs.checkpoint(folder, f"step_{record['total_timesteps']}")["counters"]["updates"]
+        == record["total_updates"]
+    )
     assert not (folder / "checkpoints" / "ppo_sequential_final.pt").exists()
 
 
@@ -236,7 +253,9 @@ def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoint(
     assert runs.checkpoint(folder, "step_32")["counters"]["timesteps"] == 32
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="mounting needs root on Linux")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="mounting needs root on Linux"
+)
 @pytest.mark.timeout(60)
 def test_a_file_system_that_is_really_full(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
@@ -316,7 +335,14 @@ def test_only_the_newest_step_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_checkpoint_and_log_folders_can_be_elsewhere(tmp_path: Path) -> None:
-    flags = ("--checkpoint-dir", tmp_path / "c", "--log-dir", tmp_path / "l", "--output-dir", tmp_path / "run")
+    flags = (
+        "--checkpoint-dir",
+        tmp_path / "c",
+        "--log-dir",
+        tmp_path / "l",
+        "--output-dir",
+        tmp_path / "run",
+    )
     assert train(*CARTPOLE, "--total-timesteps", 64, *flags) == 0
     assert (tmp_path / "c" / "ppo_sequential_final.pt").exists()
     assert (tmp_path / "l" / "PPO_Sequential" / "metrics.jsonl").exists()
@@ -343,3 +369,15 @@ def _stop_after(monkeypatch: pytest.MonkeyPatch) -> None:
 def stop_when_written(folder: Path, count: int, number: int) -> None:
     runs.wait_for_rows(folder, count)
     os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("flag", ["--output-dir", "--log-dir", "--checkpoint-dir"])
+def test_a_folder_that_cannot_be_made_is_said_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    places = {"--output-dir": tmp_path / "run", flag: tmp_path / "file" / "below"}
+    flags = [part for pair in places.items() for part in pair]
+    assert train(*CARTPOLE, "--total-timesteps", 64, *flags) == 2
+    assert "cannot write to" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "config.yaml").exists()

@@ -1,0 +1,8 @@
+"""Evaluate a checkpoint; which algorithm it is of is read from it."""
+
+import sys
+
+from src.evaluation_cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""Evaluate a checkpoint of any algorithm, or the random policy, in any environment."""
+
+import sys
+
+from src.evaluation_cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,307 @@
+#!/usr/bin/env bash
+# Makes venv/, installs requirements.txt into it and checks that the result works. bash 3.2 (macOS) will do.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+usage() {
+    cat <<'TEXT'
+Usage: ./setup.sh [--plan] [--help]
+
+Makes a virtual environment in venv/, installs requirements.txt into it and checks that torch, Gymnasium
+and Procgen work. Run it again at any time: it does nothing when all is in place, updates what
+requirements.txt asks for when that has changed, and repairs a setup that was interrupted.
+
+  --plan   print what would be done, change nothing
+  --help   print this text
+
+Environment variables:
+  PYTHON       the Python to use (3.10 to 3.12); without it the first that fits of python3.11, python3.12,
+               python3.10 and python3 on the PATH
+  VENV         the folder of the virtual environment, seen from this folder (default: venv)
+  TORCH_BUILD  cpu: only a torch without CUDA will do; default: the torch that pip takes by itself.
+               Without it: cpu on Linux without an NVIDIA GPU, default elsewhere
+
+Where the CPU build comes from: if pip has package sources of its own (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL or
+PIP_FIND_LINKS, or the like in pip's configuration), from these, and setup stops before it installs anything
+if they offer a CUDA build. Otherwise uv, installed into the virtual environment, fetches PyTorch's CPU build.
+TEXT
+}
+
+# --- Messages -----------------------------------------------------------------------------------------------
+
+say() { printf '%s\n' "$*"; }
+
+die() {  # die CODE MESSAGE: one line on stderr; 2 for what the user can put right, 1 for a step that failed
+    printf 'setup.sh: %s\n' "$2" >&2
+    exit "$1"
+}
+
+run() {  # run COMMAND...: carry it out, or with --plan only print it
+    if [ "$plan" = no ]; then "$@"; else say "would run:$(printf ' %q' "$@")"; fi
+}
+
+# --- Small programs for Python ------------------------------------------------------------------------------
+
+# Version, implementation, system and machine of an interpreter; Python 2 must be able to answer as well.
+PROBE='import platform, sys
+system = "linux" if sys.platform.startswith("linux") else sys.platform
+facts = sys.version_info[0], sys.version_info[1], platform.python_implementation(), system, platform.machine()
+sys.stdout.write("%d.%d %s %s %s\n" % facts)'
+
+# What the stamp of a finished setup must say.
+KEY='import hashlib, sys
+print(hashlib.sha256(open("requirements.txt", "rb").read()).hexdigest(), "%d.%d" % sys.version_info[:2])'
+
+# "absent", "cpu" or "cuda": the torch of the virtual environment, if it is the one requirements.txt wants.
+TORCH_STATE='import importlib.metadata, pathlib, re, runpy
+try:
+    found = importlib.metadata.distribution("torch")
+    wanted = re.findall(r"(?m)^torch==([^\s;]+)", open("requirements.txt").read())
+    facts = runpy.run_path(str(pathlib.Path(found.locate_file("torch")) / "version.py"))
+    state = ("cuda" if facts.get("cuda") else "cpu") if found.version.split("+")[0] in wanted else "absent"
+except (importlib.metadata.PackageNotFoundError, OSError):
+    state = "absent"
+print(state)'
+
+# Is the torch in a report of `pip install --dry-run` a CUDA build? Prints its version if so.
+CUDA_IN_REPORT='import json, re, sys
+for item in json.load(open(sys.argv[1]))["install"]:
+    about = item["metadata"]
+    needs_cuda = any(re.match(r"(nvidia|cuda)[-_]", need) for need in about.get("requires_dist", []))
+    if about["name"] == "torch" and (needs_cuda or "+cu" in about["version"]):
+        print(about["version"])'
+
+# An installation that was killed leaves packages without their list of files, or with files missing:
+# forget these, so that pip installs them again.
+FORGET_BROKEN='import importlib.metadata, pathlib, shutil, sysconfig
+site = pathlib.Path(sysconfig.get_paths()["purelib"])
+for info in sorted(site.glob("*.dist-info")):
+    files = importlib.metadata.Distribution.at(info).files
+    if not files or not all(f.locate().exists() for f in files if f.suffix != ".pyc"):
+        print("repairing " + info.name[: -len(".dist-info")])
+        shutil.rmtree(info)'
+
+VERIFY='import importlib.metadata as md, platform
+import gym, gymnasium, imageio_ffmpeg, matplotlib, numpy, psutil, pydantic, scipy, shimmy, torch, yaml
+from procgen import ProcgenGym3Env
+imageio_ffmpeg.get_ffmpeg_exe()
+env = ProcgenGym3Env(num=2, env_name="coinrun", num_levels=1, start_level=0)
+for step in range(10):
+    env.act(numpy.full(2, step % 15, dtype=numpy.int32))
+    reward, observation, first = env.observe()
+assert observation["rgb"].shape == (2, 64, 64, 3) and observation["rgb"].any(), "coinrun shows nothing"
+env.close()
+torch.nn.Conv2d(3, 8, 3)(torch.zeros(1, 3, 64, 64)).sum().backward()
+procgen = {d.metadata["Name"] for d in md.distributions()} & {"procgen", "procgen-mirror"}
+print("cuda" if torch.version.cuda else "cpu")
+print("Python %s, torch %s, numpy %s, gymnasium %s, %s; coinrun steps" % (
+      platform.python_version(), torch.__version__, numpy.__version__, gymnasium.__version__,
+      " ".join(sorted(name + " " + md.version(name) for name in procgen))))'
+
+# --- Which Python -------------------------------------------------------------------------------------------
+
+# Fails where the command exists but does not run, as a pyenv shim may.
+probe() { "$1" -c "$PROBE" 2>/dev/null </dev/null; }
+
+fits() {  # fits "3.11 CPython linux x86_64"
+    case "$1" in
+        "3.10 CPython darwin x86_64") return 0 ;;  # Procgen was built for Intel Macs up to 3.10
+        *" darwin "*) return 1 ;;
+        "3.10 CPython "* | "3.11 CPython "* | "3.12 CPython "*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+candidates() {  # one path a line; behind a shim that fails, the same name later on the PATH may work
+    local name
+    if [ -n "${PYTHON:-}" ]; then
+        type -aP "$PYTHON" || true
+        return
+    fi
+    for name in python3.11 python3.12 python3.10 python3; do type -aP "$name" || true; done
+}
+
+pick_python() {  # sets python and python_facts, or ends with the reason
+    local path facts found="" bare="" version
+    while IFS= read -r path; do
+        facts=$(probe "$path") || continue
+        refuse_platform "$facts"
+        version="${facts%% *}"
+        if ! fits "$facts"; then
+            case ", $found," in *", $version ("*) ;; *) found="${found:+$found, }$version ($path)" ;; esac
+        elif ! "$path" -c 'import ensurepip, venv' >/dev/null 2>&1 </dev/null; then
+            bare="${bare:-$version ($path)}"
+        else
+            python=$path
+            python_facts=$facts
+            return
+        fi
+    done < <(candidates)
+    if [ -n "$bare" ]; then
+        die 2 "Python $bare cannot make virtual environments: apt-get install python${bare%% *}-venv"
+    fi
+    local wanted="needs Python 3.10 to 3.12"
+    if [ "$(uname -s)" = Darwin ]; then
+        wanted="needs Python 3.10, the last that Procgen was built for on a Mac"
+    fi
+    die 2 "$wanted, found ${found:-none that runs}${PYTHON:+ for PYTHON=$PYTHON}; set PYTHON to one that fits"
+}
+
+refuse_platform() {
+    case "$1" in
+        *" linux x86_64" | *" darwin x86_64") ;;
+        *" darwin arm64") die 2 "Procgen was not built for Apple silicon: use Linux or an Intel Mac" ;;
+        *) die 2 "Procgen was not built for ${1#* * }: use Linux on x86_64 or an Intel Mac" ;;
+    esac
+}
+
+# --- Which torch --------------------------------------------------------------------------------------------
+
+has_nvidia_gpu() { [ -e /dev/nvidia0 ] || nvidia-smi -L >/dev/null 2>&1; }
+
+choose_build() {  # sets build to cpu or default, and why
+    case "${TORCH_BUILD:-}" in
+        cpu | default) build=$TORCH_BUILD why="TORCH_BUILD says so" ;;
+        "")
+            if [[ "$python_facts" != *" linux "* ]]; then build=default why="only Linux has CUDA builds"
+            elif has_nvidia_gpu; then build=default why="this machine has an NVIDIA GPU"
+            else build=cpu why="this machine has no NVIDIA GPU"; fi ;;
+        *) die 2 "TORCH_BUILD is '$TORCH_BUILD'; it must be cpu or default" ;;
+    esac
+}
+
+pip_has_sources() {  # pip_has_sources PYTHON
+    if [ -n "${PIP_INDEX_URL:-}${PIP_EXTRA_INDEX_URL:-}${PIP_FIND_LINKS:-}" ]; then return 0; fi
+    local settings
+    settings=$("$1" -m pip config list 2>/dev/null </dev/null) || return 1
+    [[ "$settings" =~ (index-url|find-links)=.{3} ]]  # more than the two quotes of an empty value
+}
+
+refuse_cuda() {  # before anything is installed: is the torch that pip would take a CUDA build?
+    local version
+    # From 23.3 on a dry run reads the metadata alone instead of fetching the package.
+    run "$vpy" -m pip install --quiet 'pip>=23.3' ||
+        die 1 "pip could not be updated (its own words are above)"
+    run "$vpy" -m pip install --quiet --dry-run --no-deps --ignore-installed \
+        --report "$scratch/report.json" -r "$scratch/torch.txt" ||
+        die 1 "pip found no torch that fits (its own words are above)"
+    if [ "$plan" = yes ]; then return; fi
+    version=$("$vpy" -c "$CUDA_IN_REPORT" "$scratch/report.json")
+    if [ -n "$version" ]; then
+        die 2 "pip's sources offer a CUDA build of torch ($version), but $why:$(
+            ) give pip a source that has a CPU build, or accept CUDA with TORCH_BUILD=default"
+    fi
+}
+
+# --- The steps ----------------------------------------------------------------------------------------------
+
+make_venv() {
+    if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ] && [ -n "$(ls -A "$venv")" ]; then
+        die 2 "$venv exists and is not a virtual environment: move it away, or set VENV to another folder"
+    fi
+    say "Making $venv/ with Python ${python_facts%% *} ($python)"
+    run "$python" -m venv --clear "$venv" || die 1 "the virtual environment could not be made"
+}
+
+install() {
+    local state=absent
+    rm_stamp
+    if [ -x "$vpy" ]; then
+        if [ "$plan" = no ]; then "$vpy" -c "$FORGET_BROKEN"; fi
+        state=$("$vpy" -c "$TORCH_STATE")
+    fi
+    if [ "$build" = cpu ] && [ "$state" = cuda ]; then
+        if [ -n "${TORCH_BUILD:-}" ]; then
+            die 2 "$venv holds a CUDA build of torch: remove $venv, or keep it with TORCH_BUILD=default"
+        fi
+        build=default why="$venv already holds a CUDA build"
+    fi
+    say "Installing requirements.txt (torch: $build build; $why)"
+    case "$python_facts" in *" linux "*) ;; *) build=default ;; esac
+    if [ "$build" = cpu ] && ! pip_has_sources "$([ -x "$vpy" ] && echo "$vpy" || echo "$python")"; then
+        run "$vpy" -m pip install --quiet 'uv>=0.7' ||
+            die 1 "uv could not be installed (pip's own words are above)"
+        run "$venv/bin/uv" pip install --python "$vpy" --torch-backend=cpu -r requirements.txt ||
+            die 1 "installing requirements.txt failed (uv's own words are above); run it again to continue"
+        return
+    fi
+    if [ "$build" = cpu ] && [ "$state" = absent ]; then refuse_cuda; fi
+    run "$vpy" -m pip install -r requirements.txt ||
+        die 1 "installing requirements.txt failed (pip's own words are above); run it again to continue"
+}
+
+verify() {
+    local told
+    if [ "$plan" = yes ]; then
+        say "would check: torch, gymnasium and procgen import, coinrun steps"
+        return
+    fi
+    told=$("$vpy" -W ignore -c "$VERIFY" 2>"$scratch/errors") ||
+        die 1 "the installation does not work: $(tail -n 1 "$scratch/errors") (rm -r $venv and run it again)"
+    if [ "$build" = cpu ] && [ "${told%%$'\n'*}" != cpu ]; then
+        die 1 "torch came as a CUDA build, but $why: remove $venv, or accept it with TORCH_BUILD=default"
+    fi
+    say "${told#*$'\n'}"
+}
+
+rm_stamp() { if [ "$plan" = no ]; then rm -f "$stamp"; fi; }
+
+write_stamp() {  # the very last step: whatever ends the setup before leaves no stamp
+    if [ "$plan" = yes ]; then return; fi
+    "$vpy" -c "$KEY" >"$stamp.new"
+    mv "$stamp.new" "$stamp"
+}
+
+up_to_date() {
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$("$vpy" -c "$KEY")" ] || return 1
+    [ "${TORCH_BUILD:-}" != cpu ] || [ "$("$vpy" -c "$TORCH_STATE")" = cpu ]
+}
+
+venv_is_usable() {  # its Python runs, fits, has pip, and is of the version asked for
+    venv_facts=$(probe "$vpy") && fits "$venv_facts" || return 1
+    if [ -n "${PYTHON:-}" ]; then
+        pick_python
+        [ "${python_facts%% *}" = "${venv_facts%% *}" ] || return 1
+    fi
+    "$vpy" -c 'import pip' 2>/dev/null
+}
+
+main() {
+    plan=no
+    while [ $# -gt 0 ]; do
+        case "$1" in
+            -h | --help) usage; exit 0 ;;
+            --plan) plan=yes ;;
+            *) die 2 "unknown option '$1'; there are --plan and --help" ;;
+        esac
+        shift
+    done
+    venv="${VENV:-venv}"
+    vpy="$venv/bin/python"
+    stamp="$venv/.setup-stamp"
+    scratch=$(mktemp -d "${TMPDIR:-/tmp}/setup.XXXXXX")
+    trap 'rm -rf "$scratch"' EXIT
+    grep -E '^torch *[=<>;]' requirements.txt >"$scratch/torch.txt"
+
+    if venv_is_usable; then
+        python=$vpy python_facts=$venv_facts
+        choose_build
+        if up_to_date; then
+            if [ "$plan" = no ]; then touch "$stamp"; fi  # make compares its age with requirements.txt
+            say "$venv/ is up to date (Python ${python_facts%% *})"
+            exit 0
+        fi
+    else
+        pick_python
+        choose_build
+        make_venv
+    fi
+    install
+    verify
+    write_stamp
+    if [ "$plan" = no ]; then
+        say "Ready: 'make' lists what there is to do, 'source $venv/bin/activate' opens the environment"
+    fi
+}
+
+main "$@"
