@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import tempfile
 import time
@@ -106,7 +107,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--video {arguments.video}: the name must end in {' or '.join(VIDEO_SUFFIXES)}")
     if arguments.output is not None and arguments.output.suffix != ".json":
         raise UsageError(f"--output {arguments.output}: the name must end in .json")
-    num_threads = prepare_process(arguments.num_threads)  # before torch is loaded
+    # Both before torch is loaded. Threads that wait sleep instead of spinning: as fast on free cores (80 steps
+    # of 32 coinrun environments with two threads: 1.6 s both), and 2 to 12 times as fast on cores in use.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    num_threads = prepare_process(arguments.num_threads)
     from src.cpu_utils import set_torch_threads
     from src.evaluation import Evaluation, Plan
 
