@@ -15,28 +15,30 @@ SEED ?=
 EPISODES ?=
 CHECKPOINT ?=
 LOG_FILE ?=
-CONFIG ?= config/ppo_sequential.yaml
+CONFIG ?=
 ARGS ?=
 
-TRAIN_FLAGS = $(if $(ENV),--env "$(ENV)") $(if $(SEED),--seed "$(SEED)") $(ARGS)
+TRAIN_FLAGS = $(if $(CONFIG),--config "$(CONFIG)") $(if $(OUTPUT),--output-dir "$(OUTPUT)") $(if $(ENV),--env "$(ENV)") $(if $(SEED),--seed "$(SEED)") $(ARGS)
 EVALUATE_FLAGS = $(if $(ENV),--env "$(ENV)") $(if $(SEED),--seed "$(SEED)")
 
 # newest NAME: shell code for the most recently written file of that name below runs/ and benchmarks/
 newest = find runs benchmarks -type f -path '$(1)' -exec ls -t {} + 2>/dev/null | sed -n 1p
 
-.PHONY: help install test lint quick-test benchmark train train-timed evaluate plot tensorboard clean
+.PHONY: help install test lint quick-test benchmark evaluate plot tensorboard clean \
+	train train-timed train-parallel train-parallel-timed train-a2c train-a2c-timed train-a2c-parallel \
+	train-a2c-parallel-timed train-a3c train-a3c-timed evaluate-ppo evaluate-a2c evaluate-a3c
 
 help:  ## this list
 	@echo "make TARGET [NAME=value ...]"
 	@echo
-	@awk -F ':.*  ## ' '/^[a-z][a-z-]*:.*  ## / { printf "  %-12s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*  ## ' '/^[a-z][a-z0-9-]*:.*  ## / { printf "  %-25s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  DURATION    hours: benchmark (0.02), train-timed (1.0)"
-	@echo "  OUTPUT      folder of the results: benchmark, train, train-timed; the picture: plot"
-	@echo "  ENV         game or Gymnasium id: benchmark (procgen-coinrun-v0), train, train-timed, evaluate"
-	@echo "  SEED        seed: benchmark, train, train-timed, evaluate"
-	@echo "  EPISODES    episodes to evaluate: benchmark (20), evaluate (100)"
-	@echo "  CONFIG      settings of benchmark, train and train-timed ($(CONFIG))"
+	@echo "  DURATION    hours: benchmark (0.05), the timed targets (1.0)"
+	@echo "  OUTPUT      folder of the results: benchmark and the training targets; the picture: plot"
+	@echo "  ENV         game or Gymnasium id (procgen-coinrun-v0): benchmark, training, evaluation"
+	@echo "  SEED        seed: benchmark, training, evaluation"
+	@echo "  EPISODES    episodes to evaluate: benchmark (20), evaluation (100)"
+	@echo "  CONFIG      settings of benchmark and training (each script's own file in config/)"
 	@echo "  CHECKPOINT  checkpoint to evaluate (the newest *_final.pt)"
 	@echo "  LOG_FILE    metrics.jsonl to plot (the newest)"
 	@echo "  ARGS        further flags, passed on: all but benchmark, help, install, lint, clean;"
@@ -58,31 +60,72 @@ quick-test: $(READY)  ## check the installation in less than a minute
 benchmark: $(READY)  ## train for a short time, evaluate and plot: the whole job in a few minutes
 	@set -e; \
 	out="$(OUTPUT)"; out="$${out:-benchmarks/quick_$$(date +%Y%m%d_%H%M%S)_$$$$}"; \
-	$(PY) train_timed.py --config "$(CONFIG)" --duration "$(or $(DURATION),0.02)" --output-dir "$$out" \
-		--env "$(or $(ENV),procgen-coinrun-v0)" $(if $(SEED),--seed "$(SEED)") $(ARGS); \
+	$(PY) train_timed.py $(if $(CONFIG),--config "$(CONFIG)") --duration "$(or $(DURATION),0.05)" \
+		--output-dir "$$out" --env "$(or $(ENV),procgen-coinrun-v0)" $(if $(SEED),--seed "$(SEED)") $(ARGS); \
 	checkpoint=$$(ls -t "$$out"/checkpoints/*_final.pt | sed -n 1p); \
 	log_file=$$(ls -t "$$out"/logs/*/metrics.jsonl | sed -n 1p); \
 	$(PY) evaluate.py --checkpoint "$$checkpoint" --num-episodes "$(or $(EPISODES),20)" \
 		$(if $(SEED),--seed "$(SEED)"); \
-	$(PY) plot_results.py --log-file "$$log_file" --output "$$out/plot.png"; \
-	echo "Results: $$out/ (benchmark_metrics.json, evaluation/, plot.png)"
+	$(PY) plot_results.py --log-file "$$log_file"; \
+	echo "Results: $$out/ (benchmark_metrics.json, evaluation/, training_curves.png)"
 
-train: $(READY)  ## train PPO for the number of timesteps in CONFIG
-	@$(PY) train_ppo_sequential.py --config "$(CONFIG)" $(if $(OUTPUT),--output-dir "$(OUTPUT)") $(TRAIN_FLAGS)
+# train_with SCRIPT, timed_with SCRIPT: run a training script for its timesteps, or for DURATION hours
+train_with = @$(PY) $(1).py $(TRAIN_FLAGS)
+timed_with = @$(PY) $(1).py --duration "$(or $(DURATION),1.0)" $(TRAIN_FLAGS)
 
-train-timed: $(READY)  ## train PPO for DURATION hours of wall-clock time
-	@$(PY) train_timed.py --config "$(CONFIG)" --duration "$(or $(DURATION),1.0)" \
-		$(if $(OUTPUT),--output-dir "$(OUTPUT)") $(TRAIN_FLAGS)
+train: $(READY)  ## train PPO in one process for the timesteps of its configuration
+	$(call train_with,train_ppo_sequential)
 
-evaluate: $(READY)  ## evaluate CHECKPOINT, or else the newest final checkpoint
-	@checkpoint="$(CHECKPOINT)"; checkpoint="$${checkpoint:-$$($(call newest,*_final.pt))}"; \
+train-timed: $(READY)  ## ... for DURATION hours of wall-clock time
+	$(call timed_with,train_timed)
+
+train-parallel: $(READY)  ## train PPO in several processes
+	$(call train_with,train_ppo_parallel)
+
+train-parallel-timed: $(READY)  ## ... for DURATION hours
+	$(call timed_with,train_parallel_timed)
+
+train-a2c: $(READY)  ## train A2C in one process
+	$(call train_with,train_a2c_sequential)
+
+train-a2c-timed: $(READY)  ## ... for DURATION hours
+	$(call timed_with,train_a2c_sequential_timed)
+
+train-a2c-parallel: $(READY)  ## train A2C in several processes
+	$(call train_with,train_a2c_parallel)
+
+train-a2c-parallel-timed: $(READY)  ## ... for DURATION hours
+	$(call timed_with,train_a2c_parallel_timed)
+
+train-a3c: $(READY)  ## train A3C in several asynchronous processes
+	$(call train_with,train_a3c_parallel)
+
+train-a3c-timed: $(READY)  ## ... for DURATION hours
+	$(call timed_with,train_a3c_parallel_timed)
+
+# evaluate_newest PATTERN: evaluate CHECKPOINT, or the newest final checkpoint that fits the pattern
+define evaluate_newest
+	@checkpoint="$(CHECKPOINT)"; checkpoint="$${checkpoint:-$$($(call newest,$(1)))}"; \
 	if [ -z "$$checkpoint" ]; then \
-		echo "no *_final.pt below runs/ or benchmarks/: train first (make benchmark) or give CHECKPOINT" >&2; \
+		echo "no $(1) below runs/ or benchmarks/: train first (make benchmark) or give CHECKPOINT" >&2; \
 		exit 2; \
 	fi; \
 	echo "Evaluating $$checkpoint"; \
 	$(PY) evaluate.py --checkpoint "$$checkpoint" $(if $(EPISODES),--num-episodes "$(EPISODES)") \
 		$(EVALUATE_FLAGS) $(ARGS)
+endef
+
+evaluate: $(READY)  ## evaluate CHECKPOINT, or else the newest final checkpoint
+	$(call evaluate_newest,*_final.pt)
+
+evaluate-ppo: $(READY)  ## ... the newest one of PPO
+	$(call evaluate_newest,*/ppo_*_final.pt)
+
+evaluate-a2c: $(READY)  ## ... the newest one of A2C
+	$(call evaluate_newest,*/a2c_*_final.pt)
+
+evaluate-a3c: $(READY)  ## ... the newest one of A3C
+	$(call evaluate_newest,*/a3c_*_final.pt)
 
 plot: $(READY)  ## draw the curves of LOG_FILE, or else of the newest run
 	@log_file="$(LOG_FILE)"; log_file="$${log_file:-$$($(call newest,*/logs/*/metrics.jsonl))}"; \
@@ -90,9 +133,8 @@ plot: $(READY)  ## draw the curves of LOG_FILE, or else of the newest run
 		echo "no metrics.jsonl below runs/ or benchmarks/: train first (make benchmark) or give LOG_FILE" >&2; \
 		exit 2; \
 	fi; \
-	output="$(OUTPUT)"; output="$${output:-$$(dirname "$$log_file")/plot.png}"; \
 	echo "Plotting $$log_file"; \
-	$(PY) plot_results.py --log-file "$$log_file" --output "$$output" $(ARGS)
+	$(PY) plot_results.py --log-file "$$log_file" $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS)
 
 tensorboard: $(READY)  ## watch runs/ and benchmarks/ in the browser, also while they train
 	@$(PY) -m tensorboard.main --logdir_spec runs:runs,benchmarks:benchmarks $(ARGS)

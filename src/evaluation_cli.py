@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None and arguments.output.suffix != ".json":
         raise UsageError(f"--output {arguments.output}: the name must end in .json")
     # Both before torch is loaded. Threads that wait sleep instead of spinning: as fast on free cores (80 steps
-    # of 32 coinrun environments with two threads: 1.6 s both), and 2 to 12 times as fast on cores in use.
+    # of 32 coinrun environments with two threads: 1.6 s both ways), 2 to 12 times as fast on busy ones.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     num_threads = prepare_process(arguments.num_threads)
     from src.cpu_utils import set_torch_threads
@@ -131,9 +131,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     )
     folder = arguments.output.parent if arguments.output is not None else results_folder(arguments.checkpoint)
+    watch = prepare_screening(evaluation, arguments)
     for place in (folder, *([arguments.video.parent] if arguments.video is not None else [])):
         require_writable(place)
-    watch = prepare_screening(evaluation, arguments)
     print_plan(evaluation)
     progress = EpisodeProgress(evaluation.plan.episodes * len(evaluation.splits))
     try:

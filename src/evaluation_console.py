@@ -81,7 +81,7 @@ def print_result(result: dict[str, Any]) -> None:
             "Mean reward": _mean_and_std(split["mean_reward"], split["std_reward"], 2),
             "95 % interval": "n/a" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}",
             "Min / max reward": f"{split['min_reward']:.2f} / {split['max_reward']:.2f}",
-            "Mean length": _mean_and_std(split["mean_length"], split["std_length"], 1),
+            "Mean episode length": _mean_and_std(split["mean_length"], split["std_length"], 1),
         }
         if split["capped_episodes"]:
             rows["Capped"] = (
@@ -90,7 +90,7 @@ def print_result(result: dict[str, Any]) -> None:
             )
         print(f"{name}: {split['levels']['description']}")
         for label, value in rows.items():
-            print(f"  {label + ':':<18} {value}")
+            print(f"  {label + ':':<21} {value}")
     gap = result["generalisation_gap"]
     if gap is not None:
         error = "n/a" if gap["standard_error"] is None else f"{gap['standard_error']:.2f}"

@@ -462,7 +462,8 @@ def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[st
 
 
 def test_make_alone_lists_every_target() -> None:
-    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert phony
     targets = phony.group(1).split()
     assert {"install", "test", "lint", "benchmark", "train", "evaluate", "clean"} <= set(targets)
@@ -508,9 +509,7 @@ def test_make_says_in_one_line_that_there_is_nothing_to_show(clone: Path, target
 
 def test_make_train_leaves_to_the_configuration_what_is_not_given(clone: Path) -> None:
     plain = make("train", folder=clone)
-    assert plain.stdout.splitlines()[-1] == str(
-        ["train_ppo_sequential.py", "--config", "config/ppo_sequential.yaml"]
-    )
+    assert plain.stdout.splitlines()[-1] == str(["train_ppo_sequential.py"])
     given = make("train", "ENV=coinrun", "SEED=3", "OUTPUT=my runs/a", folder=clone)
     expected = ["--output-dir", "my runs/a", "--env", "coinrun", "--seed", "3"]
     assert given.stdout.splitlines()[-1].endswith(str(expected)[1:])
