@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -35,7 +36,7 @@ def through_shimmy(game: str, num_envs: int) -> Callable[[], float]:
     import procgen  # noqa: F401
     from shimmy import GymV21CompatibilityV0
 
-    def make() -> gymnasium.Env[object, object]:
+    def make() -> Any:
         return GymV21CompatibilityV0(env=procgen_env(game))
 
     return stepper(gymnasium.vector.SyncVectorEnv([make] * num_envs), num_envs)
@@ -48,7 +49,7 @@ def procgen_env(game: str) -> object:
     return make_env(env_name=game, num_levels=200, distribution_mode="easy")
 
 
-def stepper(env: gymnasium.vector.VectorEnv, num_envs: int) -> Callable[[], float]:  # type: ignore[type-arg]
+def stepper(env: gymnasium.vector.VectorEnv, num_envs: int) -> Callable[[], float]:
     env.reset()
     actions = np.random.default_rng(0).integers(0, 15, (STEPS, num_envs))
 

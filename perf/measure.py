@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ class Comparison:
         return statistics.median(a / b for a, b in zip(self.rates[name], self.rates[base], strict=True))
 
 
-def interleave(alternatives: dict[str, Callable[[], float]], rounds: int) -> Comparison:
+def interleave(alternatives: Mapping[str, Callable[[], float]], rounds: int) -> Comparison:
     """Call each alternative once a round; each returns a rate (units per second)."""
     rates: dict[str, list[float]] = {name: [] for name in alternatives}
     for number in range(rounds):
@@ -75,10 +74,3 @@ def save(name: str, text: str, data: dict[str, Any]) -> None:
     (RESULTS / f"{name}.md").write_text(f"{text.rstrip()}\n\n{heading}\n", encoding="utf-8")
     write_json(RESULTS / f"{name}.json", {"machine": machine, "software": describe_software(), **data})
     print(f"\n{text}\n\nwritten to {RESULTS / name}.md and .json")
-
-
-def last_row(folder: Path) -> dict[str, Any]:
-    """The last row of a run's metrics.jsonl."""
-    (path,) = folder.glob("logs/*/metrics.jsonl")
-    row: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
-    return row

@@ -11,20 +11,14 @@ core.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from perf.measure import Comparison, interleave, save, table
+from perf.training_runs import train
 from src import cpu_utils
 
-PROJECT = Path(__file__).resolve().parent.parent
 CORES = cpu_utils.usable_cores()
 
 
@@ -58,38 +52,20 @@ CASES = (
 
 
 def run(case: Case, mode: str, record: dict[str, Any]) -> float:
-    """Train once and return timesteps per second after the first update; `record` keeps what else is of
-    interest."""
+    """Train once and return timesteps per second; `record` keeps what else is of interest."""
     algorithm = "a3c" if mode == "a3c" else case.algorithm
     kind = "sequential" if mode in ("sequential", "pinned") else "parallel"
-    workers = CORES if kind == "parallel" else 1
-    with tempfile.TemporaryDirectory() as folder:
-        words = [
-            *(["taskset", "-c", "0"] if mode == "pinned" else []),
-            *(sys.executable, str(PROJECT / f"train_{algorithm}_{kind}.py"), "--output-dir", folder),
-            *("--num-envs", str(case.num_envs), "--n-steps", str(case.n_steps)),
-            *("--total-timesteps", str(case.num_envs * case.n_steps * case.updates)),
-            *("--num-threads", str(CORES if mode == "sequential" else 1)),
-        ]
-        for setting in (
-            f"model.architecture={case.network}",
-            f"parallel.num_workers={workers}",
-            "logging.tensorboard=false",
-            *case.settings,
-        ):
-            words += ["--set", setting]
-        environment = {key: os.environ[key] for key in os.environ if key not in cpu_utils.THREAD_VARIABLES}
-        subprocess.run(words, env=environment, check=True, capture_output=True)
-        (path,) = Path(folder).glob("logs/*/metrics.jsonl")
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        summary = json.loads((Path(folder) / "benchmark_metrics.json").read_text())
-    record[mode] = {
-        "peak_memory_gb": summary["resource_usage"]["peak_memory_gb"],
-        "time_breakdown": {name: part["share"] for name, part in summary["time_breakdown"].items()},
-    }
-    first, last = rows[0], rows[-1]
-    seconds = last["time/elapsed_seconds"] - first["time/elapsed_seconds"]
-    return float((last["timesteps"] - first["timesteps"]) / seconds)
+    flags = (
+        *("--num-envs", case.num_envs, "--n-steps", case.n_steps),
+        *("--total-timesteps", case.num_envs * case.n_steps * case.updates),
+        *("--num-threads", CORES if mode == "sequential" else 1),
+        *(("--num-workers", CORES) if kind == "parallel" else ()),
+    )
+    settings = (f"model.architecture={case.network}", *case.settings)
+    core = 0 if mode == "pinned" else None
+    result = train(f"train_{algorithm}_{kind}.py", flags, settings, core)
+    record[mode] = {"peak_memory_mb": result.peak_memory_mb, "shares": result.shares}
+    return result.fps
 
 
 def main() -> None:
@@ -116,8 +92,8 @@ def main() -> None:
 def describe(case: Case, comparison: Comparison, details: dict[str, Any]) -> str:
     lines = [f"### {case.name}", "", table(comparison, case.modes[0], "timesteps/s"), ""]
     for mode, detail in details.items():
-        shares = ", ".join(f"{name} {share:.1%}" for name, share in detail["time_breakdown"].items())
-        lines.append(f"- {mode}: peak {detail['peak_memory_gb'] * 1024:,.0f} MB; {shares}")
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in detail["shares"].items())
+        lines.append(f"- {mode}: peak {detail['peak_memory_mb']:,.0f} MB; {shares}")
     return "\n".join(lines)
 
 

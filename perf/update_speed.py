@@ -85,7 +85,8 @@ def main() -> None:
     alternatives = {side: partial(child, side, arguments.architecture, arguments.threads) for side in SIDES}
     comparison = interleave(alternatives, arguments.rounds)
     title = (
-        f"PPO update, {SAMPLES:,} coinrun samples, minibatches of {MINIBATCH:,}, {arguments.architecture} network, "
+        f"PPO update, {SAMPLES:,} coinrun samples, minibatches of {MINIBATCH:,}, "
+        f"{arguments.architecture} network, "
         f"{arguments.threads} threads, {arguments.rounds} rounds in turn"
     )
     data = {"architecture": arguments.architecture, "rates": comparison.rates}

@@ -1,0 +1,68 @@
+"""Whole training runs as a user starts them, for measurements of speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from src import cpu_utils
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to, the first update left out of the rate: it warms up."""
+
+    fps: float
+    record: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    @property
+    def peak_memory_mb(self) -> float:
+        return float(self.record["resource_usage"]["peak_memory_gb"] * 1024)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the time by phase."""
+        return {name: part["share"] for name, part in self.record["time_breakdown"].items()}
+
+
+def command(script: str, folder: str, flags: Sequence[object], settings: Sequence[str]) -> list[str]:
+    words = [sys.executable, str(PROJECT / script), "--output-dir", folder, *map(str, flags)]
+    for setting in ("logging.tensorboard=false", *settings):
+        words += ["--set", setting]
+    return words
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without the numbers of threads that it may have set for itself."""
+    return {key: value for key, value in os.environ.items() if key not in cpu_utils.THREAD_VARIABLES}
+
+
+def train(
+    script: str, flags: Sequence[object], settings: Sequence[str] = (), core: int | None = None
+) -> Result:
+    """Run a training script in a temporary folder; with `core`, pinned to that one core."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = command(script, folder, flags, settings)
+        if core is not None:
+            words = ["taskset", "-c", str(core), *words]
+        subprocess.run(words, env=environment(), check=True, capture_output=True)
+        return read(Path(folder))
+
+
+def read(folder: Path) -> Result:
+    """Read what a run left."""
+    (path,) = folder.glob("logs/*/metrics.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    record = json.loads((folder / "benchmark_metrics.json").read_text())
+    seconds = rows[-1]["time/elapsed_seconds"] - rows[0]["time/elapsed_seconds"]
+    return Result((rows[-1]["timesteps"] - rows[0]["timesteps"]) / seconds, record, rows)

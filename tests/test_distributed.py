@@ -1,0 +1,99 @@
+"""The communicator over gloo: sums, gathers, and notices replicas that differ or peers that are gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from src.distributed import Communicator, GlooCommunicator, use_loopback
+from src.errors import PeerLost, RunError
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def rank_main(rank: int, port: int, what: str, results: Any) -> None:
+    communicator = GlooCommunicator(TCPStore("127.0.0.1", port, is_master=False), rank, 2, timeout_seconds=20)
+    try:
+        results.put((rank, globals()[what](communicator)))
+    except RunError as error:
+        results.put((rank, f"{type(error).__name__}: {error}"))
+
+
+def two_ranks(what: str) -> list[Any]:
+    """Run a function of this module in two processes and return what it gave, by rank."""
+    use_loopback()
+    context = mp.get_context("spawn")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    results = context.Queue()
+    processes = [
+        context.Process(target=rank_main, args=(rank, store.port, what, results), daemon=True)
+        for rank in (0, 1)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        found = dict(results.get(timeout=60) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+    return [found[0], found[1]]
+
+
+def talk(communicator: Communicator) -> Any:
+    rank = communicator.rank
+    same = torch.arange(5.0)
+    communicator.require_equal(same, "the numbers")
+    return (
+        communicator.sum_(torch.tensor([1.0 + rank, 10.0])).tolist(),
+        communicator.sum_floats([0.1, rank]),
+        communicator.from_main(3.5 + rank),
+        communicator.gather(("rank", rank)),
+        communicator.is_main,
+    )
+
+
+def differ(communicator: Communicator) -> str:
+    parameters = torch.zeros(1000)
+    parameters[777] = 1e-7 * communicator.rank
+    communicator.require_equal(parameters, "the parameters")
+    return "equal"
+
+
+def leave(communicator: Communicator) -> str:
+    if communicator.rank == 1:
+        communicator.close()
+        return "left"
+    communicator.sum_(torch.zeros(10))
+    communicator.sum_(torch.zeros(10))
+    return "summed"
+
+
+def test_sums_gathers_and_the_main_process() -> None:
+    first, second = two_ranks("talk")
+    assert first == ([3.0, 20.0], pytest.approx([0.2, 1.0]), 3.5, [("rank", 0), ("rank", 1)], True)
+    assert second == ([3.0, 20.0], pytest.approx([0.2, 1.0]), 3.5, None, False)
+
+
+def test_replicas_that_differ_in_one_bit_are_an_error_that_names_them() -> None:
+    for found in two_ranks("differ"):
+        assert found == "RunError: the parameters of worker(s) [1] differ from those of worker 0"
+
+
+def test_a_peer_that_is_gone_is_noticed() -> None:
+    first, second = two_ranks("leave")
+    assert second == "left"
+    assert first.startswith(f"{PeerLost.__name__}: worker 0 lost the others")
+
+
+def test_one_process_alone_is_the_identity() -> None:
+    communicator = Communicator()
+    tensor = torch.arange(3.0)
+    assert communicator.sum_(tensor) is tensor
+    assert communicator.sum_floats([1, 2.5]) == [1, 2.5]
+    assert communicator.gather("x") == ["x"]
+    assert communicator.from_main(7) == 7
