@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,8 @@ class Progress:
         self._next_refresh = 0.0
         self.bar: tqdm[Any] | None = None
         if sys.stderr.isatty():
+            # tqdm's own lock is one between processes, which a worker that ends at once would leave behind.
+            tqdm.set_lock(threading.RLock())
             self.bar = tqdm(
                 total=1.0,
                 bar_format="{percentage:3.0f}%|{bar}| {desc}",

@@ -1,4 +1,4 @@
-"""A small image environment: a bright square in one of four corners, and the action has to name the corner."""
+"""A small image environment: a bright square in one of four corners, which the action has to name."""
 
 from __future__ import annotations
 

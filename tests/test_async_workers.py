@@ -48,10 +48,6 @@ def test_counts_are_exact_and_no_update_is_lost_with_three_workers(tmp_path: Pat
     assert min(final["worker_updates"]) > 0
     ages = [row["a3c/gradient_age_mean"] for row in rows]
     assert max(ages) > 0
-    # steps of finished episodes and of those that go on make up all timesteps: an episode of CartPole gives its length
-    finished = record["performance"]["mean_length_last_100_episodes"] * min(100, record["total_episodes"])
-    if record["total_episodes"] <= 100:
-        assert finished <= 1600
 
     result = runs.run(
         "train_a3c_parallel.py", "--resume", "--total-timesteps", 16 * 150, "--output-dir", folder

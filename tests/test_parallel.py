@@ -201,8 +201,8 @@ def test_a_signal_during_start_up_leaves_no_process(tmp_path: Path, delay: float
 def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = runs.start(
-        "train_ppo_parallel.py", *FAULT, *fault(delay=0.002), "--total-timesteps", 1e7, "--output-dir", folder,
-        env={**os.environ, "RUN": str(folder)},
+        "train_ppo_parallel.py", *FAULT, *fault(delay=0.002), "--total-timesteps", 1e7,
+        "--output-dir", folder, env={**os.environ, "RUN": str(folder)},
     )  # fmt: skip
     runs.wait_for_rows(folder, 1)
     assert len(runs.processes_of(folder)) >= 3
@@ -218,8 +218,8 @@ def test_workers_end_when_the_process_that_started_them_is_killed(tmp_path: Path
 def test_descriptors_and_threads_stay_constant_over_updates(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = runs.start(
-        "train_ppo_parallel.py", *FAULT, *fault(delay=0.0005), "--total-timesteps", 1e7, "--output-dir", folder,
-        env={**os.environ, "RUN": str(folder)},
+        "train_ppo_parallel.py", *FAULT, *fault(delay=0.0005), "--total-timesteps", 1e7,
+        "--output-dir", folder, env={**os.environ, "RUN": str(folder)},
     )  # fmt: skip
 
     def census() -> list[tuple[int, int]]:
@@ -270,7 +270,7 @@ def test_a_rollout_on_disk_gives_the_same_run(tmp_path: Path) -> None:
 )
 @pytest.mark.timeout(120)
 def test_a_rollout_larger_than_the_memory_limit_works_from_disk_only(tmp_path: Path) -> None:
-    """96 steps of 512 environments with 4,096 numbers each are 805 MB; a process may have 700 MB of its own."""
+    """96 steps of 512 environments of 4,096 numbers are 805 MB; a process may have 700 MB of its own."""
     flags = (
         *("--env", "tests.wide_env:Wide-v0", "--num-envs", 512, "--n-steps", 96, "--batch-size", 8192),
         *("--n-epochs", 1, "--total-timesteps", 1, "--set", "logging.tensorboard=false"),
