@@ -260,15 +260,17 @@ def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_row_that_cannot_be_written_ends_the_run_in_one_line(tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_written_ends_the_run_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     writer = MetricsWriter(tmp_path, tensorboard=False)
     with Path("/dev/full").open("wb") as full:
         os.dup2(full.fileno(), writer._file.fileno())
     with pytest.raises(RunError, match="No space left") as caught:
         writer.write(row_of(1))
     assert str(writer.path) in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(OSError, match="No space left"):
-        writer.close()  # what was not written is not forgotten in silence
+    writer.close()  # what was not written is not forgotten in silence
+    assert "may lack its last rows: No space left on device" in caplog.text
 
 
 @pytest.mark.parametrize("key", ROW_KEYS)

@@ -8,9 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,8 @@ import yaml
 from src import checkpoint as checkpoint_module
 from src.cli import main
 from src.metrics import ROW_KEYS
+from src.recorder import Recorder
+from src.trainer import Update
 from tests import fault_env, runs
 
 CARTPOLE = (
@@ -33,8 +33,20 @@ FAULT = (
 )
 
 
-def train(*flags: object, timed: bool = False) -> int:
-    return main("ppo", "sequential", timed, [str(flag) for flag in flags])
+def train(
+    *flags: object, timed: bool = False, stop_after: int | None = None, number: int = signal.SIGINT
+) -> int:
+    """Run the script in this process; with `stop_after` it gets a signal once it has made so many updates."""
+    after_update = Recorder.after_update
+
+    def and_stop(recorder: Recorder, update: Update, learning_rate: float) -> None:
+        after_update(recorder, update, learning_rate)
+        if update.figures and recorder.trainer.counters.updates == stop_after:
+            os.kill(os.getpid(), number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recorder, "after_update", and_stop)
+        return main("ppo", "sequential", timed, [str(flag) for flag in flags])
 
 
 def test_a_run_leaves_the_files_that_the_documentation_names(
@@ -347,28 +359,6 @@ def test_checkpoint_and_log_folders_can_be_elsewhere(tmp_path: Path) -> None:
     assert (tmp_path / "c" / "ppo_sequential_final.pt").exists()
     assert (tmp_path / "l" / "PPO_Sequential" / "metrics.jsonl").exists()
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-@pytest.fixture(autouse=True)
-def _stop_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `train(..., stop_after=n)` send this process a signal once a run has written n rows."""
-    plain: Callable[..., int] = main
-
-    def train_and_stop(
-        *flags: object, timed: bool = False, stop_after: int | None = None, number: int = signal.SIGINT
-    ) -> int:
-        words = [str(flag) for flag in flags]
-        if stop_after is not None:
-            folder = Path(words[words.index("--output-dir") + 1])
-            threading.Thread(target=stop_when_written, args=(folder, stop_after, number), daemon=True).start()
-        return plain("ppo", "sequential", timed, words)
-
-    monkeypatch.setitem(globals(), "train", train_and_stop)
-
-
-def stop_when_written(folder: Path, count: int, number: int) -> None:
-    runs.wait_for_rows(folder, count)
-    os.kill(os.getpid(), number)
 
 
 @pytest.mark.parametrize("flag", ["--output-dir", "--log-dir", "--checkpoint-dir"])
