@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
@@ -26,7 +26,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from src import cpu_utils
 from src.config import Config, ParallelConfig
 from src.distributed import use_loopback
-from src.errors import Interrupted, PeerLost, RunError, UsageError
+from src.errors import PeerLost, RunError, UsageError
+from src.presence import ABORT, Presence
 from src.record import write_failed_record
 from src.run_folder import RunFolder
 from src.shared_memory import map_shared, open_rollout
@@ -34,52 +35,9 @@ from src.signals import StopSignal
 
 logger = logging.getLogger(__name__)
 
-ABORT = -1  # in the place of a signal's number: another worker failed
 GRACE_SECONDS = 5.0  # for workers to save and leave after one has failed
 STOP_SECONDS = 60.0  # for workers to save and leave after a signal
-START_SECONDS = 120.0  # for a worker to load its libraries and make its environments
 POLL_SECONDS = 0.25
-
-
-class Presence:
-    """Shared by all processes: when each worker last made progress, whether it waits, and whether to stop."""
-
-    def __init__(self, context: Any, num_workers: int) -> None:
-        self.created = time.monotonic()
-        self.beats = context.RawArray("d", num_workers)  # 0 until a worker has started
-        self.waiting = context.RawArray("b", num_workers)
-        self.stop = context.RawValue("i", 0)
-
-    def check(self, rank: int) -> None:
-        """Called by a worker between two pieces of work. Raises Interrupted or PeerLost if the run is to
-        end."""
-        self.beats[rank] = time.monotonic()
-        if self.stop.value == ABORT:
-            raise PeerLost("another worker failed")
-        if self.stop.value:
-            raise Interrupted(self.stop.value)
-
-    @contextlib.contextmanager
-    def wait_for_others(self, rank: int) -> Iterator[None]:
-        """Around every wait of a worker for the others: who waits does not hang."""
-        self.waiting[rank] = 1
-        try:
-            yield
-        finally:
-            if self.beats[rank]:  # what is waited for before the first step still belongs to starting
-                self.beats[rank] = time.monotonic()
-            self.waiting[rank] = 0
-
-    def hanging(self, timeout_seconds: float) -> list[int]:
-        """Workers that should be making progress and are not. Starting one may take longer than a step."""
-        now = time.monotonic()
-        started = [beat or self.created for beat in self.beats]
-        patience = [timeout_seconds if beat else max(timeout_seconds, START_SECONDS) for beat in self.beats]
-        return [
-            rank
-            for rank, waits in enumerate(self.waiting)
-            if not waits and now - started[rank] > patience[rank]
-        ]
 
 
 @dataclass
@@ -153,7 +111,6 @@ def run_workers(
     overwrite: bool,
 ) -> int:
     """Start workers that do `body` and wait until the budget ends or a signal comes; returns the exit code.
-    code.
 
     Raises UsageError or RunError with the words of the worker that failed.
     """

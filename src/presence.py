@@ -1,0 +1,55 @@
+"""What the processes of a run see of each other through shared memory: who is alive, who waits, when to
+stop."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from src.errors import Interrupted, PeerLost
+
+ABORT = -1  # in the place of a signal's number: another worker failed
+START_SECONDS = 120.0  # for a worker to load its libraries and make its environments
+
+
+class Presence:
+    """Shared by all processes: when each worker last made progress, whether it waits, and whether to stop."""
+
+    def __init__(self, context: Any, num_workers: int) -> None:
+        self.created = time.monotonic()
+        self.beats = context.RawArray("d", num_workers)  # 0 until a worker has started
+        self.waiting = context.RawArray("b", num_workers)
+        self.stop = context.RawValue("i", 0)
+
+    def check(self, rank: int) -> None:
+        """Called by a worker between two pieces of work. Raises Interrupted or PeerLost if the run is to
+        end."""
+        self.beats[rank] = time.monotonic()
+        if self.stop.value == ABORT:
+            raise PeerLost("another worker failed")
+        if self.stop.value:
+            raise Interrupted(self.stop.value)
+
+    @contextlib.contextmanager
+    def wait_for_others(self, rank: int) -> Iterator[None]:
+        """Around every wait of a worker for the others: who waits does not hang."""
+        self.waiting[rank] = 1
+        try:
+            yield
+        finally:
+            if self.beats[rank]:  # what is waited for before the first step still belongs to starting
+                self.beats[rank] = time.monotonic()
+            self.waiting[rank] = 0
+
+    def hanging(self, timeout_seconds: float) -> list[int]:
+        """Workers that should be making progress and are not. Starting one may take longer than a step."""
+        now = time.monotonic()
+        started = [beat or self.created for beat in self.beats]
+        patience = [timeout_seconds if beat else max(timeout_seconds, START_SECONDS) for beat in self.beats]
+        return [
+            rank
+            for rank, waits in enumerate(self.waiting)
+            if not waits and now - started[rank] > patience[rank]
+        ]
