@@ -128,9 +128,10 @@ def run_until_done(
     """
     if recorder is not None:
         recorder.monitor.start()
-    clock.start()
-    elapsed, update_seconds = clock.before, 0.0
     try:
+        trainer.communicator.barrier()  # no worker's time begins before all are ready
+        clock.start()
+        elapsed, update_seconds = clock.before, 0.0
         while trainer.may_begin(budget, elapsed, update_seconds):
             learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
             update = trainer.iterate(learning_rate)
