@@ -43,8 +43,8 @@ PPO_MODES = ("sequential", "parallel", "pinned")
 PPO = ("training.batch_size=1024", "training.n_epochs=1")
 CASES = (
     Case("ppo", "impala", 32, 128, PPO_MODES, 3, PPO),
-    Case("ppo", "nature", 32, 128, PPO_MODES, 6, PPO),
-    Case("ppo", "impala", 64, 256, PPO_MODES, 2, PPO),
+    Case("ppo", "nature", 32, 128, PPO_MODES, 5, PPO),
+    Case("ppo", "impala", 64, 256, ("sequential", "parallel"), 2, PPO),
     Case("ppo", "nature", 64, 256, PPO_MODES, 3, PPO),
     Case("a2c", "impala", 32, 16, ("sequential", "parallel", "a3c"), 12),
     Case("a2c", "nature", 32, 16, ("sequential", "parallel", "a3c"), 40),
