@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.multiprocessing as mp
 from numpy.typing import NDArray
 
 from src.arrays import Layout, carve, layout_bytes
@@ -29,10 +28,9 @@ from src.errors import RunError
 from src.learner import make_optimizer
 from src.metrics import Episode
 from src.run import Process, train
-from src.run_folder import RunFolder
 from src.timing import PHASES
 from src.trainer import Counters, Trainer, Update, require_finite
-from src.workers import Job, Link, run_workers
+from src.workers import Job, Link
 
 OPTIMIZER_STATE = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
 EPISODES = 2**16  # room for the episodes that end between two rows of the log
@@ -278,10 +276,10 @@ class AsyncTrainer(Trainer):
         self._restart_environments()
 
 
-def async_worker(job: Job, link: Link) -> int:
+def work(job: Job, link: Link) -> int:
     """Join the others through shared memory and train."""
     config = job.config
-    communicator = AsyncCommunicator(link, config.num_processes, job.shared)
+    communicator = AsyncCommunicator(link, config.num_processes, job.lock)
     process = Process(
         communicator,
         link.check,
@@ -290,11 +288,3 @@ def async_worker(job: Job, link: Link) -> int:
         job.root_process,
     )
     return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
-
-
-def train_asynchronously(
-    config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool
-) -> int:
-    """A3C with `config.num_processes` workers; returns the exit code."""
-    lock = mp.get_context("spawn").Lock()
-    return run_workers(async_worker, lock, config, folder, num_threads, resume, overwrite)

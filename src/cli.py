@@ -283,10 +283,8 @@ def run(arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool) -
     num_threads = prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads
     )
-    if algorithm == "a3c":
-        from src.async_workers import train_asynchronously as train
-    elif mode == "parallel":
-        from src.parallel import train_in_workers as train
+    if mode == "parallel":
+        from src.workers import train_in_workers as train
     else:
         from src.run import train_in_one_process as train
 

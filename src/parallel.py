@@ -9,25 +9,24 @@ from __future__ import annotations
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from src.config import Config
-from src.distributed import GlooCommunicator
+from src.distributed import GlooCommunicator, use_loopback
 from src.run import Process, train
-from src.run_folder import RunFolder
-from src.workers import Job, Link, run_workers
+from src.workers import Job, Link
+
+HOST = "127.0.0.1"
 
 
-def train_in_workers(
-    config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool
-) -> int:
-    """Data-parallel training with `config.num_processes` workers; returns the exit code."""
-    return run_workers(data_parallel_worker, None, config, folder, num_threads, resume, overwrite)
-
-
-def data_parallel_worker(job: Job, link: Link) -> int:
+def work(job: Job, link: Link) -> int:
     """Join the others over gloo and train on one rollout with them."""
     config = job.config
+    use_loopback()
+    if link.rank == 0:
+        store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        link.share(store.port)
+    else:
+        store = TCPStore(HOST, link.share(), is_master=False)
     communicator = GlooCommunicator(
-        TCPStore("127.0.0.1", job.port, is_master=False),
+        store,
         link.rank,
         config.num_processes,
         timeout_seconds=2 * config.parallel.timeout_seconds,  # who hangs is named before who waits gives up

@@ -1,31 +1,29 @@
 """The worker processes of a run on one machine: started, watched over, and all ended if one fails.
 
 The process that starts them does nothing else than wait: it forwards signals, notices a worker that fails or
-hangs, and sees to it that none is left behind.
+hangs, and sees to it that none is left behind. It never loads torch, which would cost it 150 MB and delay the
+workers by two seconds; so it starts them with the spawn of Python's own multiprocessing, which torch's wraps.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import torch.multiprocessing as mp
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from src import cpu_utils
 from src.config import Config, ParallelConfig
-from src.distributed import use_loopback
 from src.errors import PeerLost, RunError, UsageError
 from src.presence import ABORT, Presence
 from src.record import write_failed_record
@@ -54,7 +52,8 @@ class Worker:
     """What the run came to, as this worker sees it."""
 
 
-Body = Callable[["Job", "Link"], int]
+# What a worker does, as a module with a function `work(job, link)`; loaded in the workers only.
+DATA_PARALLEL, ASYNCHRONOUS = "src.parallel", "src.async_workers"
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,14 @@ class Link:
     def wait_for_others(self) -> contextlib.AbstractContextManager[None]:
         return self.presence.wait_for_others(self.rank)
 
+    def share(self, value: Any = None) -> Any:
+        """The first worker's value, in every worker."""
+        if self.rank == 0:
+            self.connection.send(("share", value))
+            return value
+        with self.wait_for_others():
+            return self.connection.recv()
+
     def shared_memory(self, config: ParallelConfig, size: int) -> Any:
         """Memory that all workers share: the first one opens it, and it is passed on to the others."""
         if self.rank == 0:
@@ -88,40 +95,33 @@ class Link:
 class Job:
     """What a worker is told."""
 
-    body: Body
-    """Joins the others and trains."""
-    shared: Any
-    """What else `body` needs of objects that only pass to a process when it starts, such as locks."""
+    module: str
+    """What the worker does."""
+    lock: Any
+    """One for all workers."""
     config: Config
     folder: RunFolder
     num_threads: int
     resume: bool
     overwrite: bool
-    port: int
     root_process: int
 
 
-def run_workers(
-    body: Body,
-    shared: Any,
-    config: Config,
-    folder: RunFolder,
-    num_threads: int,
-    resume: bool,
-    overwrite: bool,
+def train_in_workers(
+    config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool
 ) -> int:
-    """Start workers that do `body` and wait until the budget ends or a signal comes; returns the exit code.
+    """Train with `config.num_processes` workers until the budget ends or a signal comes; returns the exit
+    code.
 
-    Raises UsageError or RunError with the words of the worker that failed.
+    Returns the exit code. Raises UsageError or RunError with the words of the worker that failed.
     """
     count, cores = config.num_processes, cpu_utils.usable_cores()
     if count * num_threads > cores:
         logger.warning("%d workers of %d thread(s) share %d usable cores", count, num_threads, cores)
-    use_loopback()
-    context = mp.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     presence = Presence(context, count)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    job = Job(body, shared, config, folder, num_threads, resume, overwrite, store.port, os.getpid())
+    module = ASYNCHRONOUS if config.algorithm == "a3c" else DATA_PARALLEL
+    job = Job(module, context.Lock(), config, folder, num_threads, resume, overwrite, os.getpid())
     workers: list[Worker] = []
     with StopSignal() as stop:
         try:
@@ -187,6 +187,9 @@ def receive(worker: Worker, workers: list[Worker]) -> None:
                 for other in workers[1:]:
                     reduction.send_handle(other.connection, descriptor, other.process.pid)
                 os.close(descriptor)
+            elif kind == "share":
+                for other in workers[1:]:
+                    other.connection.send(content)
             elif kind == "ended":
                 worker.recorded, worker.exit_code = True, content
             else:
@@ -253,7 +256,7 @@ def worker_main(rank: int, job: Job, presence: Presence, connection: Connection)
         if job.config.hardware.tune_allocator:
             cpu_utils.tune_allocator()
         link = Link(rank, presence, connection, job.root_process)
-        connection.send(("ended", job.body(job, link)))
+        connection.send(("ended", importlib.import_module(job.module).work(job, link)))
         code = 0
     except UsageError as error:
         connection.send(("usage", str(error)))
@@ -271,7 +274,7 @@ def worker_main(rank: int, job: Job, presence: Presence, connection: Connection)
 
 def end_with_parent() -> None:
     """End this process as soon as the one that started it has ended, however that came about."""
-    parent = mp.parent_process()
+    parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
