@@ -52,9 +52,9 @@ def rate(work: Callable[[], None], units: int, at_least_seconds: float = 1.0) ->
             return done / seconds
 
 
-def table(comparison: Comparison, base: str, unit: str) -> str:
+def table(comparison: Comparison, base: str, unit: str, base_name: str | None = None) -> str:
     """A Markdown table: median, range, and the median ratio to `base`."""
-    lines = [f"| what | {unit}, median | range | ratio to {base} |", "|---|---|---|---|"]
+    lines = [f"| what | {unit}, median | range | ratio to {base_name or base} |", "|---|---|---|---|"]
     for name, values in comparison.rates.items():
         spread = f"{min(values):,.0f} to {max(values):,.0f}"
         lines.append(

@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to, the first update left out of the rate: it warms up."""
+    """What a run came to; the first of several updates is left out of the rate, since it warms up."""
 
     fps: float
     record: dict[str, Any]
@@ -64,5 +64,7 @@ def read(folder: Path) -> Result:
     (path,) = folder.glob("logs/*/metrics.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     record = json.loads((folder / "benchmark_metrics.json").read_text())
+    if len(rows) == 1:
+        return Result(rows[0]["time/fps"], record, rows)
     seconds = rows[-1]["time/elapsed_seconds"] - rows[0]["time/elapsed_seconds"]
     return Result((rows[-1]["timesteps"] - rows[0]["timesteps"]) / seconds, record, rows)

@@ -22,6 +22,7 @@ with contextlib.redirect_stderr(
     from procgen import ProcgenGym3Env
 
 NUM_ACTIONS = 15
+IMAGE_SHAPE = (64, 64, 3)
 RESET_ACTION = -1  # Procgen's own: act as if no key were pressed, then end the episode
 
 
@@ -63,7 +64,7 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
         self.group_size = group_size
         self.num_envs = group_size * len(group_seeds)
         self.max_episode_steps = max_episode_steps
-        self.single_observation_space = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, IMAGE_SHAPE, np.uint8)
         self.single_action_space = gymnasium.spaces.Discrete(NUM_ACTIONS)
         self.observation_space = gymnasium.vector.utils.batch_space(
             self.single_observation_space, self.num_envs
@@ -86,20 +87,27 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
         self._groups = [
             ProcgenGym3Env(num=self.group_size, rand_seed=seed, **self._options) for seed in group_seeds
         ]
+        for group in self._groups:
+            # gym3's own option, which Procgen's constructor does not pass on: `observe` gives its arrays
+            # without copying them, so that a frame is copied once, below.
+            group._reuse_arrays = True
         self._episode_steps = np.zeros(self.num_envs, np.int64)
         self._fresh = True
 
     def _observe(self) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.bool_]]:
-        rewards, observations, first = zip(*(group.observe() for group in self._groups), strict=True)
-        return (
-            np.concatenate([each["rgb"] for each in observations]),
-            np.concatenate(rewards),
-            np.concatenate(first),
-        )
+        """New arrays with the observations, the rewards of the last step, and where an episode began."""
+        observations = np.empty((self.num_envs, *IMAGE_SHAPE), np.uint8)
+        rewards = np.empty(self.num_envs, np.float32)
+        first = np.empty(self.num_envs, np.bool_)
+        for index, group in enumerate(self._groups):
+            own = slice(index * self.group_size, (index + 1) * self.group_size)
+            rewards[own], images, first[own] = group.observe()
+            observations[own] = images["rgb"]
+        return observations, rewards, first
 
     def _act(self, actions: NDArray[Any]) -> None:
-        for group, part in zip(self._groups, np.split(actions, len(self._groups)), strict=True):
-            group.act(part)
+        for index, group in enumerate(self._groups):
+            group.act(actions[index * self.group_size : (index + 1) * self.group_size])
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None

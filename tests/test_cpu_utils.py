@@ -207,7 +207,7 @@ def test_the_suggested_microbatch_is_a_power_of_two_that_never_grows_with_the_ac
     sizes = [0, 1, 100, 2048, *(2**k + offset for k in range(12, 26) for offset in (-1, 0, 1)), 10**12]
     suggestions = [cpu_utils.suggested_microbatch(size) for size in sorted(sizes)]
     assert suggestions == sorted(suggestions, reverse=True)
-    assert suggestions[0] == 512 and suggestions[-1] == 32
+    assert suggestions[0] == 256 and suggestions[-1] == 32
     assert all(each & (each - 1) == 0 and type(each) is int for each in suggestions)
     assert len(set(suggestions)) > 2
 
