@@ -218,7 +218,9 @@ class AsyncTrainer(Trainer):
             shared[name][:] = 0
         self.counters.updates = int(shared["updates"][0])
         self.counters.timesteps = self.counters.updates * self.config.timesteps_per_update
-        self._state = self._copy_state()
+        if self.take_state:
+            self._state = self._copy_state()
+        self.phase_seconds = self._phases()
         return Update(episodes, figures)
 
     def finish(self) -> Update | None:
@@ -230,14 +232,15 @@ class AsyncTrainer(Trainer):
         return update if self.counters.updates > before else None
 
     def exchange(self, episodes: list[Episode]) -> list[Episode]:
-        """What is shared is in shared memory: only the first state has to be taken."""
-        with self._locked():
-            self._state = self._copy_state()
+        """What is shared is in shared memory: only a state may have to be taken."""
+        if self.communicator.is_main and self.take_state:
+            with self._locked():
+                self._state = self._copy_state()
+                self.phase_seconds = self._phases()
         return episodes
 
-    def state(self) -> dict[str, Any]:
-        """The shared state as it was at the last update that was returned."""
-        return self._state
+    def _phases(self) -> list[dict[str, float]]:
+        return [dict(zip(PHASES, row, strict=True)) for row in self.shared["worker_phases"].tolist()]
 
     def _copy_state(self) -> dict[str, Any]:
         """A copy of the shared state; to be called with the lock. It holds no environments: they go on
@@ -246,7 +249,6 @@ class AsyncTrainer(Trainer):
         self.learner.parameters.copy_(self.shared_parameters)
         require_finite(self.learner.parameters)
         count, mean, squared_deviations = shared["scaler"].tolist()
-        phases = shared["worker_phases"].tolist()
         return {
             "spaces": self.spaces.to_dict(),
             "learner": copy.deepcopy(self.learner.state()),
@@ -254,7 +256,7 @@ class AsyncTrainer(Trainer):
             "scaler": {"count": count, "mean": mean, "squared_deviations": squared_deviations},
             "rng": {"torch": torch.get_rng_state()},
             "worker_updates": shared["worker_updates"].tolist(),
-            "phase_seconds": [dict(zip(PHASES, row, strict=True)) for row in phases],
+            "phase_seconds": self._phases(),
             "threads": shared["worker_threads"].tolist(),
         }
 

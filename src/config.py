@@ -185,6 +185,9 @@ class LoggingConfig(Section):
     """Updates between two checkpoints ..."""
     checkpoint_minutes: PositiveFloat = 10.0
     """... or minutes, whichever comes first."""
+    snapshot_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Seconds between two states kept in memory, which an interrupted run is saved from; 0: every
+    update's."""
     keep_checkpoints: Count = 3
     """Step checkpoints kept; the final and the best one are always kept."""
     memory_interval_seconds: PositiveFloat = 2.0

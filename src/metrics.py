@@ -211,6 +211,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def rows_until(path: Path, update: int) -> list[dict[str, Any]]:
+    return [row for row in read_rows(path) if row["update"] <= update]
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
 class MetricsWriter:
     """Appends rows to metrics.jsonl and to TensorBoard's event file in one folder."""
 
@@ -220,8 +228,8 @@ class MetricsWriter:
         self.path = folder / "metrics.jsonl"
         kept = []
         if resume_update is not None and self.path.exists():
-            kept = [row for row in read_rows(self.path) if row["update"] <= resume_update]
-        write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
+            kept = rows_until(self.path, resume_update)
+        write_rows(self.path, kept)
         self._file = self.path.open("a", encoding="utf-8")
         purge_step = kept[-1]["timesteps"] + 1 if kept else None
         self._events = _open_events(folder, purge_step) if tensorboard else None
@@ -243,6 +251,10 @@ class MetricsWriter:
                         self._events.add_scalar(key, value, clean["timesteps"])
         except OSError as error:
             raise RunError(f"cannot write to {self.path}: {error.strerror or error}") from error
+
+    def keep_until(self, update: int) -> None:
+        """Remove the rows of later updates; to be called after `close`."""
+        write_rows(self.path, rows_until(self.path, update))
 
     def close(self) -> None:
         """Close both files; what a full disk kept back was an error when it was written, so it is only

@@ -78,6 +78,7 @@ class Recorder:
         self.boundaries = deque([(self.first_timesteps, clock.elapsed())], maxlen=FINAL_FPS_UPDATES + 1)
         self.saved_at = (updates, clock.elapsed())
         self.snapshot = self._take_snapshot(clock.elapsed())
+        self.phases = mean_phases(trainer.phase_seconds)
 
     def _take_snapshot(self, elapsed: float) -> dict[str, Any]:
         """The content of a checkpoint of this update boundary."""
@@ -96,9 +97,10 @@ class Recorder:
         """Take in a finished update: snapshot, row, console, and a checkpoint when one is due."""
         before, elapsed = self.snapshot, self.clock.elapsed()
         if self.episodes.add(update.episodes):
-            self.best = before  # the parameters that acted in these episodes
-        self.snapshot = self._take_snapshot(elapsed)
-        counters = self.trainer.counters
+            self.best = before  # the parameters that acted in these episodes, or slightly older ones
+        if self.trainer.take_state:
+            self.snapshot = self._take_snapshot(elapsed)
+        counters, phases = self.trainer.counters, mean_phases(self.trainer.phase_seconds)
         last_timesteps, last_elapsed = self.boundaries[-1]
         self.boundaries.append((counters.timesteps, elapsed))
         row = {
@@ -110,21 +112,21 @@ class Recorder:
             **self.episodes.row(),
             **{name if "/" in name else f"train/{name}": value for name, value in update.figures.items()},
             "train/learning_rate": learning_rate,
-            **{
-                f"profile/{phase}_seconds": round(now - then, 5)
-                for phase, now, then in zip(
-                    PHASES, mean_phases(self.snapshot).values(), mean_phases(before).values(), strict=True
-                )
-            },
+            **{f"profile/{phase}_seconds": round(phases[phase] - self.phases[phase], 5) for phase in PHASES},
             "system/memory_gb": self.monitor.memory_gb,
             "system/cpu_percent": self.monitor.cpu_percent,
         }
+        self.phases = phases
         self.writer.write(row)
         self.progress.update(row)
-        updates, seconds = counters.updates - self.saved_at[0], elapsed - self.saved_at[1]
-        due = self.config.logging
-        if updates >= due.checkpoint_interval or seconds >= due.checkpoint_minutes * 60:
+        seconds = self.snapshot["elapsed_seconds"] - self.saved_at[1]
+        interval = self.config.logging.checkpoint_interval
+        if counters.updates % interval == 0 or seconds >= self.config.logging.checkpoint_minutes * 60:
             self.save_step()
+
+    def at_the_end(self) -> None:
+        """Take the state of the last boundary, which the trainer has taken."""
+        self.snapshot = self._take_snapshot(self.boundaries[-1][1])
 
     def save_step(self) -> Path:
         return self.save(f"step_{self.snapshot['counters']['timesteps']}")
@@ -147,7 +149,11 @@ class Recorder:
         self.monitor.stop()
         self.writer.close()
         snapshot, counters = self.snapshot, self.snapshot["counters"]
+        if status != "completed":
+            self.writer.keep_until(counters["updates"])  # the files end where the checkpoint does
         elapsed = snapshot["elapsed_seconds"]
+        episodes = EpisodeStatistics()
+        episodes.load(snapshot["episodes"])
         (first_timesteps, first_elapsed), (last_timesteps, last_elapsed) = (
             self.boundaries[0],
             self.boundaries[-1],
@@ -160,12 +166,12 @@ class Recorder:
             "duration_hours": round(elapsed / 3600, 9),
             "total_timesteps": counters["timesteps"],
             "total_updates": counters["updates"],
-            "total_episodes": self.episodes.count,
+            "total_episodes": episodes.count,
             "average_fps": round(counters["timesteps"] / elapsed, 3) if elapsed else 0.0,
             "final_fps": round((last_timesteps - first_timesteps) / window, 3) if window else 0.0,
-            "performance": self.episodes.performance(),
+            "performance": episodes.performance(),
             "resource_usage": {**self.monitor.usage(), "peak_memory_gb": round(peak, 4)},
-            "time_breakdown": breakdown(mean_phases(snapshot), elapsed),
+            "time_breakdown": breakdown(mean_phases(snapshot["phase_seconds"]), elapsed),
             "workers": [
                 {"threads": threads, "time_breakdown": breakdown(phases, elapsed)}
                 for threads, phases in zip(snapshot["threads"], snapshot["phase_seconds"], strict=True)
@@ -187,9 +193,8 @@ class Recorder:
             logger.error("could not write the record of the failed run: %s", error)
 
 
-def mean_phases(snapshot: dict[str, Any]) -> dict[str, float]:
+def mean_phases(processes: list[dict[str, float]]) -> dict[str, float]:
     """Seconds of each phase, the mean over the processes."""
-    processes = snapshot["phase_seconds"]
     return {phase: sum(process[phase] for process in processes) / len(processes) for phase in PHASES}
 
 

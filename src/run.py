@@ -128,20 +128,31 @@ def run_until_done(
     """
     if recorder is not None:
         recorder.monitor.start()
+    due = config.logging
     try:
         trainer.communicator.barrier()  # no worker's time begins before all are ready
         clock.start()
-        elapsed, update_seconds = clock.before, 0.0
+        elapsed, update_seconds, taken = clock.before, 0.0, clock.before
         while trainer.may_begin(budget, elapsed, update_seconds):
+            next_update = trainer.counters.updates + 1
+            trainer.take_state = (
+                elapsed + update_seconds - taken >= due.snapshot_seconds
+                or next_update % due.checkpoint_interval == 0
+            )
             learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
             update = trainer.iterate(learning_rate)
             if recorder is not None:
                 recorder.after_update(update, learning_rate)
             now = trainer.communicator.from_main(clock.elapsed())
             elapsed, update_seconds = now, now - elapsed
+            taken = elapsed if trainer.take_state else taken
+        trainer.take_state = True
         rest = trainer.finish()
         if rest is not None and recorder is not None:
             recorder.after_update(rest, learning_rate_of(config, budget, trainer.counters.updates, elapsed))
+        trainer.exchange([])
+        if recorder is not None:
+            recorder.at_the_end()
     except Interrupted as interruption:
         return interruption
     except PeerLost:  # when a run is stopped, others may leave first

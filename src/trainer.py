@@ -94,7 +94,15 @@ class Trainer:
         self.rollout, self.part = self._make_rollout(rollout_memory)
         self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat)
         self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
-        self._parts: list[dict[str, Any]] = []
+        self.take_state = True
+        """Whether the next boundary's state is taken, so that the run can be saved there whatever happens
+        later.
+
+        The main process gathers it, and most of it is Procgen's, 40 kB an environment: several milliseconds.
+        """
+        self.phase_seconds: list[dict[str, float]] = []
+        """Seconds by phase of every process, as of the last boundary; in the main process only."""
+        self._state: dict[str, Any] = {}
 
     def may_begin(self, budget: Budget, elapsed: float, update_seconds: float) -> bool:
         """Whether the budget has room for another update."""
@@ -149,42 +157,43 @@ class Trainer:
         )
 
     def exchange(self, episodes: list[Episode]) -> list[Episode]:
-        """Bring every process's part of the state, and its episodes, to the main process.
+        """Bring every process's episodes and times to the main process, and its state if one is to be taken.
 
         Returns the episodes of all, by time and environment, in the main process, none elsewhere. To be
-        called by all at every update boundary, so that a run can be saved there whatever happens later. Most
-        of a part is Procgen's state, some 40 kB an environment, which costs a millisecond or two.
+        called by all at every update boundary, with the same `take_state`.
         """
-        parts = self.communicator.gather(
-            {
-                "collector": self.collector.state(),
-                "discounted_returns": self.scaler.returns.tolist(),
-                "phase_seconds": dict(self.timer.seconds),
-                "threads": torch.get_num_threads(),
-                "episodes": episodes,
-            }
-        )
+        part: dict[str, Any] = {"episodes": episodes, "phase_seconds": dict(self.timer.seconds)}
+        if self.take_state:
+            part["collector"] = self.collector.state()
+            part["discounted_returns"] = self.scaler.returns.tolist()
+            part["threads"] = torch.get_num_threads()
+        parts = self.communicator.gather(part)
         if parts is None:
             return []
-        self._parts = parts
-        return sorted((episode for part in parts for episode in part["episodes"]), key=lambda each: each[:2])
+        self.phase_seconds = [each["phase_seconds"] for each in parts]
+        if self.take_state:
+            self._state = self._join(parts)
+        return sorted((episode for each in parts for episode in each["episodes"]), key=lambda each: each[:2])
 
-    def state(self) -> dict[str, Any]:
-        """A copy of everything that the next update depends on, as of the last `exchange`; main process
-        only."""
+    def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """A copy of everything that the next update depends on, from the parts of all processes."""
         return {
             "spaces": self.spaces.to_dict(),
             "learner": copy.deepcopy(self.learner.state()),
             "counters": asdict(self.counters),
             "scaler": {
                 **self.scaler.state(),
-                "returns": [each for part in self._parts for each in part["discounted_returns"]],
+                "returns": [value for part in parts for value in part["discounted_returns"]],
             },
-            "collector": join_states([part["collector"] for part in self._parts]),
+            "collector": join_states([part["collector"] for part in parts]),
             "rng": {"torch": torch.get_rng_state()},
-            "phase_seconds": [part["phase_seconds"] for part in self._parts],
-            "threads": [part["threads"] for part in self._parts],
+            "phase_seconds": self.phase_seconds,
+            "threads": [part["threads"] for part in parts],
         }
+
+    def state(self) -> dict[str, Any]:
+        """The state that was taken last; in the main process only."""
+        return self._state
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a saved state. Raises UsageError if it was saved for other spaces or another network."""
