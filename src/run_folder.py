@@ -15,6 +15,8 @@ from src.metrics import write_atomically
 
 RESULT_FILES = ("benchmark_metrics.json", "training_summary.json", "metrics.json")
 CONFIG_FILE = "config.yaml"
+CHECKPOINT_NAME = re.compile(r"[a-z0-9]+_(sequential|parallel)_(final|best|step_\d+)\.pt")
+LOG_NAME = re.compile(r"[A-Z0-9]+_(Sequential|Parallel)")
 
 
 class RunFolder:
@@ -108,13 +110,16 @@ class RunFolder:
         write_atomically(self.config_path, dump_config(config).encode())
 
     def clear(self) -> None:
-        """Delete the files of an earlier run, and nothing else that lies in the folder."""
+        """Delete the files of earlier runs, of any algorithm and mode, and nothing else in the folder."""
         self.clear_results()
-        for path in self.checkpoints.glob(f"{self.stem}_*.pt"):
-            path.unlink()
+        for path in self.checkpoints.glob("*.pt"):
+            if CHECKPOINT_NAME.fullmatch(path.name):
+                path.unlink()
         for path in (self.root / "evaluation").glob("*.json"):
             path.unlink()
-        shutil.rmtree(self.logs, ignore_errors=True)
+        for path in self.logs.parent.glob("*/metrics.jsonl"):
+            if LOG_NAME.fullmatch(path.parent.name):
+                shutil.rmtree(path.parent)
         self.config_path.unlink(missing_ok=True)
 
     def clear_results(self) -> None:

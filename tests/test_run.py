@@ -305,9 +305,15 @@ def test_a_folder_that_holds_a_run_is_refused_unless_told(
     assert "--resume" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     (folder / "notes.txt").write_text("mine")
+    (folder / "checkpoints" / "mine.pt").write_text("mine")
+    other = folder / "logs" / "A2C_Parallel"
+    other.mkdir()
+    (other / "metrics.jsonl").write_text("")
     assert train(*flags, "--seed", 3, "--overwrite") == 0
     assert runs.record(folder)["seed"] == 3
     assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "checkpoints" / "mine.pt").exists()
+    assert not other.exists()
 
 
 def test_resuming_with_other_settings_is_refused_and_names_them(
