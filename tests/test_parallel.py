@@ -22,7 +22,7 @@ SMALL = (
 )
 FAULT = (
     *("--env", fault_env.ID, "--num-envs", 4, "--n-steps", 8, "--batch-size", 16, "--n-epochs", 1),
-    *("--set", "logging.tensorboard=false", "--num-workers", 2),
+    *("--set", "logging.tensorboard=false", "--set", "logging.snapshot_seconds=0", "--num-workers", 2),
 )
 
 
