@@ -203,7 +203,7 @@ def draw(network: str, middle: dict[int, Result], model: Model) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(PREDICTED, [str(each) for each in PREDICTED])
-    ticks = [predicted[each - 1] for each in PREDICTED]
+    ticks = [middle[1].fps * each for each in (1, *PREDICTED)]
     axes.set_yticks(ticks, [f"{each:,.0f}" for each in ticks])
     axes.minorticks_off()
     axes.annotate(
