@@ -14,9 +14,14 @@ import subprocess
 import sys
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 from perf.measure import interleave, save, table
 from src import cpu_utils
+
+if TYPE_CHECKING:
+    from src.config import TrainingConfig
+    from src.learner import Learner
 
 SAMPLES, STEPS, ENVS, MINIBATCH = 4096, 128, 32, 1024
 SIDES = ("channels_last, microbatches, reused pages", "NCHW, whole minibatches, default allocator")
@@ -54,22 +59,21 @@ def measure(side: str, architecture: str) -> float:
     trainer = Trainer(config, Communicator(), torch.get_num_threads(), lambda: None)
     trainer.iterate(config.training.learning_rate)  # real frames in the rollout, and a warm-up
     if not ours:
-        use_contiguous_layout(trainer.model)
+        use_contiguous_layout(trainer.learner, config.training)
     start = time.perf_counter()
     trainer.algorithm.update(trainer.learner, trainer.rollout, config.training, 1)
     return SAMPLES / (time.perf_counter() - start)
 
 
-def use_contiguous_layout(model: object) -> None:
-    """Make a model compute in contiguous NCHW: its weights and its input are copied to that layout."""
-    import torch
+def use_contiguous_layout(learner: Learner, config: TrainingConfig) -> None:
+    """Make a learner compute in contiguous NCHW: its model's weights and input are copied to that layout."""
+    from src.learner import flatten_parameters, make_optimizer
 
-    assert isinstance(model, torch.nn.Module)
-    for parameter in model.parameters():
+    for parameter in learner.model.parameters():
         parameter.data = parameter.data.contiguous()
-        parameter.grad = None
-    body = model.get_submodule("body")
-    body.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
+    learner.parameters = flatten_parameters(learner.model, learner.gradient)
+    learner.optimizer = make_optimizer(learner.parameters, config)
+    learner.model.body.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
 
 
 def main() -> None:

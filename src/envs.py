@@ -46,6 +46,12 @@ def make_vector_env(
     return GymnasiumVectorEnv(config, seeds, render, max_episode_steps)
 
 
+def native_threads(num_threads: int) -> int:
+    """Threads of each environment group in a process of `num_threads`: none beside the only one, else one
+    each."""
+    return 0 if num_threads == 1 else 1
+
+
 def _make_gymnasium(
     config: EnvConfig, num_envs: int, render: bool, max_episode_steps: int | None
 ) -> VectorEnv[Any, Any, Any]:

@@ -17,7 +17,7 @@ from src import cpu_utils, seeding
 from src.checkpoint import load_checkpoint
 from src.config import MAX_GROUP_SIZE, Config, largest_divisor
 from src.config_file import build_config
-from src.envs import GymnasiumVectorEnv, make_vector_env, spaces_of
+from src.envs import GymnasiumVectorEnv, make_vector_env, native_threads, spaces_of
 from src.episodes import Episode, Policy, episode_quotas, model_policy, play, random_policy
 from src.errors import UsageError
 from src.levels import Split, evaluated_env, splits_of
@@ -148,7 +148,7 @@ class Evaluation:
             split.env,
             [seeding.evaluation_seed(self.plan.seed, group, stream) for group in groups],
             group_size,
-            0 if self.plan.num_threads == 1 else 1,
+            native_threads(self.plan.num_threads),
             render,
             self.plan.max_episode_steps,
         )

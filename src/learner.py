@@ -67,12 +67,12 @@ class Learner:
         timer: PhaseTimer,
         heartbeat: Callable[[], None],
         statistics: Sequence[str],
-        apply: Callable[[], None] | None = None,
     ) -> None:
-        """`statistics` names what the loss function returns beside the loss. `apply` takes the clipped
-        gradient to the parameters; without it the learner's own optimizer does.
+        """`statistics` names what the loss function returns beside the loss.
 
-        `heartbeat` is called between microbatches; it may raise to abandon the update.
+        `heartbeat` is called between microbatches; it may raise to abandon the update. `self.apply` takes the
+        clipped gradient to the parameters: the learner's own optimizer does, unless it is set to something
+        else.
         """
         self.model = model
         self.microbatch_size = microbatch_size
@@ -87,7 +87,7 @@ class Learner:
         self.gradient, self.statistics_sums = self.sums[:size], self.sums[size:]
         self.parameters = flatten_parameters(model, self.gradient)
         self.optimizer = make_optimizer(self.parameters, config)
-        self.apply = apply or self._apply
+        self.apply: Callable[[], None] = self._apply
 
     def set_learning_rate(self, learning_rate: float) -> None:
         for group in self.optimizer.param_groups:

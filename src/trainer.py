@@ -19,7 +19,7 @@ from src.buffer import RolloutBuffer, rollout_bytes
 from src.collector import Collector, join_states, part_of_state
 from src.config import Config
 from src.distributed import Communicator
-from src.envs import make_vector_env, spaces_of
+from src.envs import make_vector_env, native_threads, spaces_of
 from src.errors import RunError, UsageError
 from src.gae import generalised_advantages
 from src.learner import Learner
@@ -74,8 +74,7 @@ class Trainer:
         first_group = self.first_env // config.group_size
         self.groups = range(first_group, first_group + count // config.group_size)
         group_seeds = [seeding.group_seed(seed, group) for group in self.groups]
-        env_threads = 0 if num_threads == 1 else 1
-        self.env = make_vector_env(config.env, group_seeds, config.group_size, env_threads)
+        self.env = make_vector_env(config.env, group_seeds, config.group_size, native_threads(num_threads))
         self.spaces: Spaces = spaces_of(self.env)
         self.model = make_model(config.model, self.spaces, seed)
         self.microbatch_size = config.hardware.microbatch_size or cpu_utils.suggested_microbatch(

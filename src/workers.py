@@ -110,8 +110,7 @@ class Job:
 def train_in_workers(
     config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool
 ) -> int:
-    """Train with `config.num_processes` workers until the budget ends or a signal comes; returns the exit
-    code.
+    """Train with `config.num_processes` workers until the budget ends or a signal comes.
 
     Returns the exit code. Raises UsageError or RunError with the words of the worker that failed.
     """
