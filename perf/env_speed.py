@@ -17,9 +17,9 @@ import numpy as np
 
 from perf.measure import interleave, rate, save, table
 from src import cpu_utils
-from src.config import EnvConfig
 from src.envs import make_vector_env
 from src.seeding import group_seed
+from src.settings import EnvConfig
 
 STEPS = 20
 

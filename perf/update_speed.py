@@ -20,8 +20,8 @@ from perf.measure import interleave, save, table
 from src import cpu_utils
 
 if TYPE_CHECKING:
-    from src.config import TrainingConfig
     from src.learner import Learner
+    from src.settings import TrainingConfig
 
 SAMPLES, STEPS, ENVS, MINIBATCH = 4096, 128, 32, 1024
 SIDES = ("channels_last, microbatches, reused pages", "NCHW, whole minibatches, default allocator")

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from src.buffer import RolloutBuffer
-from src.config import TrainingConfig
 from src.learner import Learner
 from src.losses import normalisation, policy_terms, value_loss
 from src.metrics import explained_variance
+from src.settings import TrainingConfig
 
 STATISTICS = ("policy_loss", "value_loss", "entropy")
 

@@ -11,8 +11,9 @@ from typing import Any
 from tqdm import tqdm
 
 from src.budget import Budget
-from src.config import Config, EnvConfig
+from src.config import Config
 from src.cpu_utils import describe_machine
+from src.settings import EnvConfig
 
 WIDTH = 72
 REFRESH_SECONDS = 0.25

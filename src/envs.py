@@ -14,12 +14,12 @@ from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
 from src import env_state
-from src.config import EnvConfig
 from src.errors import EnvironmentFault, UsageError
 from src.models import Spaces
 from src.procgen_env import ProcgenVectorEnv
 from src.procgen_games import GAMES, procgen_game
 from src.seeding import environment_seeds
+from src.settings import EnvConfig
 
 MAX_CHANNELS = 4
 

@@ -133,8 +133,8 @@ def step_game(game: str, num_envs: int, steps: int) -> float:
     """Step a game with every action in turn and return the steps per second of all environments together."""
     import numpy as np
 
-    from src.config import EnvConfig
     from src.procgen_env import NUM_ACTIONS, ProcgenVectorEnv
+    from src.settings import EnvConfig
 
     env = ProcgenVectorEnv(game, EnvConfig(id=game, num_levels=200), [0], num_envs)
     try:

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from src.config import TrainingConfig
 from src.distributed import Communicator
 from src.errors import RunError
 from src.models import ActorCritic
+from src.settings import TrainingConfig
 from src.timing import PhaseTimer
 
 # Maps sample numbers (n,) to the loss, a mean over these samples, and to named statistics, means as well.

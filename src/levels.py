@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from src.config import EnvConfig
 from src.config_file import describe_validation_error
 from src.console import describe_levels
 from src.errors import UsageError
 from src.procgen_games import MAX_LEVEL, procgen_game
+from src.settings import EnvConfig
 
 CHOICES = ("train", "test", "both")
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from src.config import ModelConfig
 from src.errors import UsageError
+from src.settings import ModelConfig
 
 
 @dataclass(frozen=True)

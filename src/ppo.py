@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from src.buffer import RolloutBuffer
-from src.config import TrainingConfig
 from src.learner import Learner
 from src.losses import normalisation, policy_terms, value_loss
 from src.metrics import SampleMeans, explained_variance
 from src.models import ActorCritic
 from src.seeding import minibatch_permutation
+from src.settings import TrainingConfig
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 

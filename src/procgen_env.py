@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from src.config import EnvConfig
 from src.procgen_games import MAX_LEVEL
 from src.seeding import environment_seeds
+from src.settings import EnvConfig
 
 with contextlib.redirect_stderr(
     io.StringIO()

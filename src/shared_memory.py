@@ -10,8 +10,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from src.config import ParallelConfig
 from src.errors import UsageError
+from src.settings import ParallelConfig
 
 SHARED_FOLDER = Path("/dev/shm")
 

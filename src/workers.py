@@ -23,11 +23,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from src import cpu_utils
-from src.config import Config, ParallelConfig
+from src.config import Config
 from src.errors import PeerLost, RunError, UsageError
 from src.presence import ABORT, Presence
 from src.record import write_failed_record
 from src.run_folder import RunFolder
+from src.settings import ParallelConfig
 from src.shared_memory import map_shared, open_rollout
 from src.signals import StopSignal
 

@@ -16,11 +16,11 @@ from scipy.stats import chi2
 
 from src.buffer import RolloutBuffer
 from src.collector import Collector, sample_actions
-from src.config import EnvConfig, ModelConfig
 from src.envs import make_vector_env, spaces_of
 from src.errors import RunError
 from src.models import ActorCritic, Spaces, make_model
 from src.seeding import action_noise, group_seed
+from src.settings import EnvConfig, ModelConfig
 from src.timing import PhaseTimer
 
 SPACES = Spaces((3,), "float32", 4)

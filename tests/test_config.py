@@ -8,10 +8,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from src.config import Config, EnvConfig, flat_settings, largest_divisor
+from src.config import Config, flat_settings, largest_divisor
 from src.config_file import build_config, dump_config, parse_yaml, read_config_file, set_value
 from src.errors import UsageError
 from src.procgen_games import GAMES, GAMES_WITH_MODE
+from src.settings import EnvConfig
 
 PROJECT = Path(__file__).resolve().parent.parent
 CONFIG_FILES = sorted((PROJECT / "config").rglob("*.yaml"))

@@ -15,13 +15,13 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from src import env_state
-from src.config import EnvConfig
 from src.envs import GymnasiumVectorEnv, make_vector_env, spaces_of
 from src.errors import UsageError
 from src.models import Spaces
 from src.procgen_env import ProcgenVectorEnv
 from src.procgen_games import GAMES
 from src.seeding import environment_seeds, group_seed
+from src.settings import EnvConfig
 
 SHAPES = {"HWC": (6, 5, 3), "CHW": (3, 6, 5), "HW": (6, 5)}
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from src.config import ModelConfig
 from src.errors import UsageError
 from src.models import (
     ActorCritic,
@@ -23,6 +22,7 @@ from src.models import (
     largest_activation_bytes,
     make_model,
 )
+from src.settings import ModelConfig
 
 PROCGEN = Spaces((64, 64, 3), "uint8", 15)
 VECTOR = Spaces((4,), "float32", 2)

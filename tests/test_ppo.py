@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from src import ppo
 from src.buffer import RolloutBuffer
-from src.config import ModelConfig, TrainingConfig
 from src.distributed import Communicator
 from src.errors import RunError
 from src.learner import Learner
 from src.losses import normalisation, value_loss
 from src.models import ActorCritic, Spaces, make_model
+from src.settings import ModelConfig, TrainingConfig
 from src.timing import PhaseTimer
 
 VECTOR = Spaces((3,), "float32", 4)

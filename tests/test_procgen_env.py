@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from src.config import EnvConfig
 from src.procgen_env import NUM_ACTIONS, ProcgenVectorEnv
 from src.procgen_games import GAMES, GAMES_WITH_MODE, MAX_LEVEL, procgen_game
+from src.settings import EnvConfig
 
 Trajectory = list[tuple[NDArray[Any], ...]]
 
