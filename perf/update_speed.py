@@ -61,7 +61,7 @@ def measure(side: str, architecture: str) -> float:
     if not ours:
         use_contiguous_layout(trainer.learner, config.training)
     start = time.perf_counter()
-    trainer.algorithm.update(trainer.learner, trainer.rollout, config.training, 1)
+    trainer.algorithm.update(trainer.learner, trainer.rollout, config, 1)
     return SAMPLES / (time.perf_counter() - start)
 
 

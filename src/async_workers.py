@@ -26,10 +26,11 @@ from src.config import Config
 from src.distributed import Communicator
 from src.errors import RunError
 from src.learner import make_optimizer
+from src.learning_process import Counters, Update, require_finite
 from src.metrics import Episode
 from src.run import Process, train
 from src.timing import PHASES
-from src.trainer import Counters, Trainer, Update, require_finite
+from src.trainer import Trainer
 from src.workers import Job, Link
 
 OPTIMIZER_STATE = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
@@ -160,7 +161,7 @@ class AsyncTrainer(Trainer):
             self._compute_advantages()
             self._scaler_to_shared()
         self.learner.set_learning_rate(learning_rate)
-        figures = self.algorithm.update(self.learner, self.part, self.config.training, number)
+        figures = self.algorithm.update(self.learner, self.part, self.config, number)
         with self._locked():
             self._report(episodes, figures)
             return self._take_reports()
@@ -262,7 +263,7 @@ class AsyncTrainer(Trainer):
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, with new episodes. Raises UsageError if it was saved for other spaces."""
-        self._require_spaces(state)
+        self.require_spaces(state)
         self.counters = Counters(**state["counters"])
         self.timer.seconds.update(state["phase_seconds"][self.rank])
         self.learner.model.load_state_dict(state["learner"]["model"])

@@ -23,7 +23,8 @@ def rollout_layout(n_steps: int, num_envs: int, spaces: Spaces) -> Layout:
         "rewards": (grid, np.dtype(np.float32)),  # raw
         "terminated": (grid, np.dtype(np.bool_)),
         "truncated": (grid, np.dtype(np.bool_)),
-        "advantages": (grid, np.dtype(np.float32)),  # written after the rollout is complete
+        "scaled_rewards": (grid, np.dtype(np.float32)),  # written after the rollout is complete, as are
+        "advantages": (grid, np.dtype(np.float32)),
         "returns": (grid, np.dtype(np.float32)),
     }
 
@@ -49,6 +50,7 @@ class RolloutBuffer:
     rewards: NDArray[np.float32]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
+    scaled_rewards: NDArray[np.float32]
     advantages: NDArray[np.float32]
     returns: NDArray[np.float32]
 

@@ -236,7 +236,7 @@ def check_learning(report: Report, folder: Path) -> None:
     algorithms: list[str] = []
 
     def find() -> str:
-        from src.trainer import ALGORITHMS
+        from src.learning_process import ALGORITHMS
 
         cpu_utils.set_torch_threads(cpu_utils.choose_threads(None))
         algorithms.extend(ALGORITHMS)

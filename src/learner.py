@@ -94,20 +94,26 @@ class Learner:
             group["lr"] = learning_rate
 
     def step(
-        self, samples: NDArray[np.int64], minibatch_size: int, loss_function: LossFunction
+        self,
+        samples: NDArray[np.int64],
+        minibatch_size: int,
+        loss_function: LossFunction,
+        microbatch_size: int | None = None,
     ) -> dict[str, float]:
         """One optimizer step on the mean loss over a minibatch.
 
         `samples` (n,), possibly none, are this process's share of the `minibatch_size` samples, which all
-        processes together cover. Returns the loss function's statistics as means over the whole minibatch,
-        and `grad_norm` before clipping. Raises RunError if the gradient is not finite; the parameters are
-        then still the old ones.
+        processes together cover. A sample may be whatever the loss function takes the mean of: V-trace's are
+        columns of a rollout, fewer of which make a microbatch. Returns the loss function's statistics as
+        means over the whole minibatch, and `grad_norm` before clipping. Raises RunError if the gradient is
+        not finite; the parameters are then still the old ones.
         """
         self.sums.zero_()
+        size = microbatch_size or self.microbatch_size
         with self.timer("learn"):
-            for start in range(0, len(samples), self.microbatch_size):
+            for start in range(0, len(samples), size):
                 self.heartbeat()
-                part = samples[start : start + self.microbatch_size]
+                part = samples[start : start + size]
                 weight = len(part) / minibatch_size
                 loss, statistics = loss_function(part)
                 (loss * weight).backward()  # type: ignore[no-untyped-call]

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from src.distributed import Communicator
+from src.settings import TrainingConfig
 
 
 def policy_terms(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,6 +30,26 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: 
         clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
         errors = torch.maximum(errors, (clipped - returns).square())
     return 0.5 * errors.mean()
+
+
+def actor_critic_loss(
+    log_probs: Tensor,
+    entropies: Tensor,
+    values: Tensor,
+    advantages: Tensor,
+    targets: Tensor,
+    config: TrainingConfig,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """-log pi(a|s) A + vf_coef * 0.5 (V - target)^2 - ent_coef * entropy, means over samples, all arguments
+    (B,).
+
+    Returns the loss and the means of its parts.
+    """
+    policy_loss = -(log_probs * advantages).mean()
+    entropy = entropies.mean()
+    values_loss = value_loss(values, values, targets, clip_range=None)
+    loss = policy_loss + config.vf_coef * values_loss - config.ent_coef * entropy
+    return loss, {"policy_loss": policy_loss, "value_loss": values_loss, "entropy": entropy}
 
 
 def normalisation(advantages: NDArray[np.float32], communicator: Communicator) -> tuple[float, float]:

@@ -52,10 +52,14 @@ ROW_KEYS = (
 
 def explained_variance(predictions: NDArray[np.float32], targets: NDArray[np.float32]) -> float | None:
     """1 - Var[targets - predictions] / Var[targets]; None when the targets have no spread."""
-    variance = float(np.var(targets, dtype=np.float64))
-    if variance == 0:
-        return None
-    return 1 - float(np.var(targets - predictions, dtype=np.float64)) / variance
+    return variance_explained(
+        float(np.var(targets, dtype=np.float64)), float(np.var(targets - predictions, dtype=np.float64))
+    )
+
+
+def variance_explained(variance: float, of_errors: float) -> float | None:
+    """The same from the two variances."""
+    return None if variance <= 0 else 1 - of_errors / variance
 
 
 class SampleMeans:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from src.buffer import RolloutBuffer
+from src.config import Config
 from src.learner import Learner
 from src.losses import normalisation, policy_terms, value_loss
 from src.metrics import SampleMeans, explained_variance
@@ -85,9 +86,7 @@ def minibatch_loss(
     )
 
 
-def update(
-    learner: Learner, rollout: RolloutBuffer, config: TrainingConfig, number: int
-) -> dict[str, float | None]:
+def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int) -> dict[str, float | None]:
     """One PPO update: `n_epochs` passes over the rollout in shuffled minibatches. Every sample is used once a
     pass.
 
@@ -95,6 +94,7 @@ def update(
     Returns the means over all minibatches, weighted by their samples, and the number of epochs that were
     done.
     """
+    training = config.training
     data = {
         name: torch.from_numpy(rollout.flat(name))
         for name in ("observations", "actions", "log_probs", "values", "advantages", "returns")
@@ -104,21 +104,21 @@ def update(
     communicator = learner.communicator
     means = SampleMeans()
     epochs = 0
-    batch_size = config.batch_size or rollout.num_samples
-    for epoch in range(config.n_epochs):
-        order = minibatch_permutation(config.seed, number, epoch, rollout.num_samples)
+    batch_size = training.batch_size or rollout.num_samples
+    for epoch in range(training.n_epochs):
+        order = minibatch_permutation(training.seed, number, epoch, rollout.num_samples)
         epoch_means = SampleMeans()
         for start in range(0, rollout.num_samples, batch_size):
             minibatch = order[start : start + batch_size]
             share = minibatch[communicator.rank :: communicator.world_size]
             centre, scale = 0.0, 1.0
-            if config.normalize_advantages:
+            if training.normalize_advantages:
                 centre, scale = normalisation(rollout.flat("advantages")[share], communicator)
-            loss = partial(minibatch_loss, learner.model, data, config, centre, scale)
+            loss = partial(minibatch_loss, learner.model, data, training, centre, scale)
             epoch_means.add(learner.step(share, len(minibatch), loss), len(minibatch))
         means.merge(epoch_means)
         epochs += 1
-        if config.target_kl is not None and epoch_means["approx_kl"] > config.target_kl:
+        if training.target_kl is not None and epoch_means["approx_kl"] > training.target_kl:
             break
     return {
         **means.result(),

@@ -14,12 +14,12 @@ from src.budget import Budget
 from src.checkpoint import keep_newest, save_checkpoint, step_of
 from src.config import Config
 from src.console import Progress, print_summary
+from src.learning_process import LearningProcess, Update
 from src.metrics import EpisodeStatistics, MetricsWriter
 from src.monitor import ResourceMonitor
 from src.record import write_record
 from src.run_folder import RunFolder
 from src.timing import PHASES
-from src.trainer import Trainer, Update
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Recorder:
         self,
         config: Config,
         folder: RunFolder,
-        trainer: Trainer,
+        trainer: LearningProcess,
         clock: Clock,
         checkpoint: dict[str, Any] | None,
         root_process: int,

@@ -19,6 +19,7 @@ from src.config import Config
 from src.console import print_settings
 from src.distributed import Communicator
 from src.errors import Interrupted, PeerLost
+from src.learning_process import LearningProcess
 from src.recorder import Clock, Recorder
 from src.run_folder import RunFolder
 from src.shared_memory import map_shared, open_rollout
@@ -48,7 +49,7 @@ class Process:
     microbatches."""
     rollout_memory: Callable[[int], Any] | None = None
     """Gives memory, of a size in bytes, that all processes of the run share; None: the rollout is private."""
-    make_trainer: Callable[..., Trainer] = Trainer
+    make_trainer: Callable[..., LearningProcess] = Trainer
     root_process: int = field(default_factory=os.getpid)
 
 
@@ -99,7 +100,7 @@ def train(
 
 
 def prepare(
-    config: Config, folder: RunFolder, trainer: Trainer, resume: bool, overwrite: bool
+    config: Config, folder: RunFolder, trainer: LearningProcess, resume: bool, overwrite: bool
 ) -> dict[str, Any] | None:
     """Take the run's folder, and load its newest checkpoint if it is resumed, which is returned."""
     found = newest_checkpoint(folder.checkpoints, folder.stem) if resume else None
@@ -116,7 +117,7 @@ def prepare(
 
 def run_until_done(
     config: Config,
-    trainer: Trainer,
+    trainer: LearningProcess,
     recorder: Recorder | None,
     clock: Clock,
     budget: Budget,

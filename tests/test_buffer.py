@@ -26,6 +26,7 @@ NAMES = (
     "rewards",
     "terminated",
     "truncated",
+    "scaled_rewards",
     "advantages",
     "returns",
 )

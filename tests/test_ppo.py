@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from src import ppo
 from src.buffer import RolloutBuffer
+from src.config import Config
 from src.distributed import Communicator
 from src.errors import RunError
 from src.learner import Learner
@@ -26,6 +27,11 @@ VECTOR = Spaces((3,), "float32", 4)
 IMAGE = Spaces((64, 64, 3), "uint8", 15)
 RunRanks = Callable[[int, Callable[[Communicator], Any]], list[Any]]
 UNCLIPPED = 1e9  # a max_grad_norm that no gradient here reaches
+
+
+def run_with(training: TrainingConfig) -> Config:
+    """A run's configuration, of which only this section matters here."""
+    return Config.model_construct(training=training)
 
 
 def make_learner(
@@ -229,7 +235,7 @@ def test_normalising_a_minibatch_without_spread_stays_finite(
     model = vector_model()
     rollout = random_rollout(n_steps, 1)
     rollout.advantages[:, 0] = advantages
-    figures = ppo.update(make_learner(model, config), rollout, config, 0)
+    figures = ppo.update(make_learner(model, config), rollout, run_with(config), 0)
     assert all(np.isfinite(value) for value in figures.values() if value is not None)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
@@ -245,7 +251,7 @@ def test_actions_with_higher_advantages_become_more_likely() -> None:
         before.gather(1, torch.from_numpy(rollout.flat("actions"))[:, None]).numpy().reshape(32, 2)
     )
     rollout.advantages[:] = np.where(rollout.actions == 2, 1.0, -1.0)
-    ppo.update(make_learner(model, config), rollout, config, 0)
+    ppo.update(make_learner(model, config), rollout, run_with(config), 0)
     with torch.no_grad():
         after = torch.log_softmax(model(observations)[0], -1)
     assert after[:, 2].exp().mean() > before[:, 2].exp().mean() + 0.02
@@ -459,7 +465,7 @@ def test_every_sample_is_used_exactly_once_an_epoch(
 ) -> None:
     config = TrainingConfig(batch_size=batch_size, n_epochs=3)
     learner = make_learner(vector_model(), config, microbatch_size)
-    ppo.update(learner, random_rollout(n_steps, num_envs), config, 5)
+    ppo.update(learner, random_rollout(n_steps, num_envs), run_with(config), 5)
     assert max(len(part) for part in seen) <= min(batch_size, microbatch_size)
     samples = np.concatenate(seen).reshape(3, n_steps * num_envs)
     for epoch in samples:
@@ -476,7 +482,7 @@ def test_processes_together_use_every_sample_exactly_once_an_epoch(
 
     def update(communicator: Communicator) -> torch.Tensor:
         model = models[communicator.rank]
-        ppo.update(make_learner(model, config, 2, communicator), rollout, config, 0)
+        ppo.update(make_learner(model, config, 2, communicator), rollout, run_with(config), 0)
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     first, second = run_ranks(2, update)
@@ -504,7 +510,7 @@ def test_target_kl_ends_the_update_after_the_epoch_whose_mean_exceeds_it() -> No
     config = TrainingConfig(batch_size=4, n_epochs=5, target_kl=0.03)
     # epoch means .025 (one minibatch above the target does not count), .03 (not exceeded), .04
     learner = ScriptedLearner(config, [0.0, 0.05, 0.03, 0.03, 0.08, 0.0, 9.0])
-    figures = ppo.update(learner, random_rollout(8, 1), config, 0)
+    figures = ppo.update(learner, random_rollout(8, 1), run_with(config), 0)
     assert figures["epochs"] == 3
     assert learner.sizes == [4] * 6  # the epoch is finished
     assert figures["approx_kl"] == pytest.approx(0.19 / 6)
@@ -513,13 +519,13 @@ def test_target_kl_ends_the_update_after_the_epoch_whose_mean_exceeds_it() -> No
 def test_without_target_kl_all_epochs_are_done() -> None:
     config = TrainingConfig(batch_size=4, n_epochs=5)
     learner = ScriptedLearner(config, [100.0] * 10)
-    assert ppo.update(learner, random_rollout(8, 1), config, 0)["epochs"] == 5
+    assert ppo.update(learner, random_rollout(8, 1), run_with(config), 0)["epochs"] == 5
 
 
 def test_statistics_are_means_over_all_minibatches_in_which_every_sample_counts_the_same() -> None:
     config = TrainingConfig(batch_size=4, n_epochs=2)
     learner = ScriptedLearner(config, [1.0, 2.0, 6.0, 3.0, 4.0, 12.0])
-    figures = ppo.update(learner, random_rollout(10, 1), config, 0)
+    figures = ppo.update(learner, random_rollout(10, 1), run_with(config), 0)
     assert learner.sizes == [4, 4, 2] * 2
     assert figures["approx_kl"] == pytest.approx((4 * (1 + 2 + 3 + 4) + 2 * (6 + 12)) / 20)
 
@@ -533,7 +539,7 @@ def test_statistics_of_an_update_that_hardly_learns_are_those_of_the_whole_rollo
     arguments: list[Any] = [logits.double().numpy(), values.double().numpy()]
     arguments += [*(rollout.flat(name) for name in names), config]
     expected = reference_loss(*arguments)
-    figures = ppo.update(make_learner(model, config), rollout, config, 0)
+    figures = ppo.update(make_learner(model, config), rollout, run_with(config), 0)
     for name in ppo.STATISTICS:
         assert figures[name] == pytest.approx(expected[name], rel=1e-4), name
 
@@ -541,7 +547,7 @@ def test_statistics_of_an_update_that_hardly_learns_are_those_of_the_whole_rollo
 def test_explained_variance_compares_the_collected_values_with_the_returns() -> None:
     config = TrainingConfig(batch_size=8, n_epochs=1)
     rollout = random_rollout(8, 2)
-    figures = ppo.update(make_learner(vector_model(), config), rollout, config, 0)
+    figures = ppo.update(make_learner(vector_model(), config), rollout, run_with(config), 0)
     returns, values = rollout.returns.astype(np.float64), rollout.values.astype(np.float64)
     expected = 1 - np.square(returns - values - (returns - values).mean()).mean() / returns.var()
     assert figures["explained_variance"] == pytest.approx(expected, rel=1e-5)
@@ -552,7 +558,7 @@ def test_explained_variance_is_null_when_returns_have_no_spread(constant: float)
     config = TrainingConfig(batch_size=7, n_epochs=1)
     rollout = random_rollout(7, 3)
     rollout.returns[:] = constant
-    figures = ppo.update(make_learner(vector_model(), config), rollout, config, 0)
+    figures = ppo.update(make_learner(vector_model(), config), rollout, run_with(config), 0)
     assert figures["explained_variance"] is None
 
 
@@ -560,7 +566,7 @@ def test_updates_repeat_themselves_and_differ_by_number_and_seed() -> None:
     def parameters(seed: int, number: int) -> torch.Tensor:
         config = TrainingConfig(batch_size=3, n_epochs=2, seed=seed)
         model = vector_model()
-        ppo.update(make_learner(model, config), random_rollout(10, 1), config, number)
+        ppo.update(make_learner(model, config), random_rollout(10, 1), run_with(config), number)
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     assert torch.equal(parameters(1, 0), parameters(1, 0))

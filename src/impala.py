@@ -1,0 +1,129 @@
+"""IMPALA (Espeholt et al. 2018): an actor-critic that corrects for the age of the policy that acted.
+
+Here are its loss and its update. What acts and what learns at the same time is in src/actor_learner.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from src.buffer import RolloutBuffer
+from src.config import Config
+from src.learner import Learner
+from src.losses import actor_critic_loss, policy_terms
+from src.metrics import variance_explained
+from src.models import ActorCritic
+from src.vtrace import Thresholds, vtrace
+
+# The means of the targets and errors, and of their squares, are for the explained variance.
+MOMENTS = ("target", "target_square", "error", "error_square")
+STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "impala/rho_clipped_fraction", *MOMENTS)
+
+
+def successor_values(
+    values: NDArray[np.float32],
+    bootstrap_values: NDArray[np.float32],
+    truncated: NDArray[np.bool_],
+) -> NDArray[np.float32]:
+    """V of the true successor of every step, all arguments (T, N): the next row's value by the learner.
+
+    Where an episode was truncated, and after the last row, it is what `bootstrap_values` has: the successor
+    is in no row.
+    """
+    following = np.concatenate([values[1:], bootstrap_values[-1:]])
+    return np.where(truncated, bootstrap_values, following)
+
+
+def columns_loss(
+    model: ActorCritic, rollout: RolloutBuffer, config: Config, columns: NDArray[np.int64]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss to be minimised: -log pi(a|s) A + vf_coef * 0.5 (V - v)^2 - ent_coef * entropy, means over the
+    samples of some columns of the rollout, with targets v and advantages A of V-trace.
+
+    V-trace looks along whole columns, so these are what a minibatch is made of. Returns the loss and
+    STATISTICS, means as well.
+    """
+    training, impala = config.training, config.impala
+    column = {
+        name: getattr(rollout, name)[:, columns]
+        for name in (
+            "observations",
+            "actions",
+            "log_probs",
+            "scaled_rewards",
+            "bootstrap_values",
+            "terminated",
+            "truncated",
+        )
+    }
+    n_steps, count = column["actions"].shape
+    observations = column["observations"].reshape(n_steps * count, *rollout.spaces.observation_shape)
+    actions = torch.from_numpy(column["actions"].reshape(-1))
+    logits, values = model(torch.from_numpy(observations))
+    log_probs, entropies = policy_terms(logits, actions)
+    log_ratios = log_probs.detach().numpy().reshape(n_steps, count) - column["log_probs"]
+    now = values.detach().numpy().reshape(n_steps, count)
+    targets, advantages = (
+        torch.from_numpy(each.reshape(-1))
+        for each in vtrace(
+            log_ratios,
+            column["scaled_rewards"],
+            now,
+            successor_values(now, column["bootstrap_values"], column["truncated"]),
+            column["terminated"],
+            column["truncated"],
+            training.gamma,
+            training.gae_lambda,
+            Thresholds(
+                impala.vtrace_clip_rho_threshold,
+                impala.vtrace_clip_pg_rho_threshold,
+                impala.vtrace_clip_c_threshold,
+            ),
+        )
+    )
+    loss, statistics = actor_critic_loss(log_probs, entropies, values, advantages, targets, training)
+    errors, ratios = targets - values.detach(), torch.from_numpy(np.exp(log_ratios))
+    return loss, {
+        **statistics,
+        "approx_kl": (ratios - 1 - torch.from_numpy(log_ratios)).mean(),
+        "impala/rho_clipped_fraction": (ratios > impala.vtrace_clip_rho_threshold).float().mean(),
+        "target": targets.mean(),
+        "target_square": targets.square().mean(),
+        "error": errors.mean(),
+        "error_square": errors.square().mean(),
+    }
+
+
+def update(
+    learner: Learner,
+    rollout: RolloutBuffer,
+    config: Config,
+    number: int,
+    columns: NDArray[np.int64] | None = None,
+) -> dict[str, float | None]:
+    """One IMPALA update: one optimizer step on `columns` (all by default) of the rollout.
+
+    The rollout has its scaled rewards, and `bootstrap_values` of the learner's network in its last row.
+    `number`, which counts the updates of the run, has no bearing on it. Returns the means over all samples.
+    """
+    columns = np.arange(rollout.num_envs) if columns is None else columns
+    share = columns[learner.communicator.rank :: learner.communicator.world_size]
+    num_samples = len(columns) * rollout.n_steps
+    scale = num_samples if config.impala.loss_reduction == "sum" else 1
+
+    def loss(some: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
+        value, statistics = columns_loss(learner.model, rollout, config, some)
+        return value * scale, statistics
+
+    microbatch = max(1, learner.microbatch_size // rollout.n_steps)
+    figures: dict[str, float | None] = dict(learner.step(share, len(columns), loss, microbatch).items())
+    mean, square, error, error_square = (figures.pop(name) or 0.0 for name in MOMENTS)
+    return {
+        **figures,
+        "clip_fraction": None,
+        "explained_variance": variance_explained(square - mean**2, error_square - error**2),
+        "epochs": 1,
+    }

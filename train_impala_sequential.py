@@ -1,0 +1,8 @@
+"""Train IMPALA in one process for a number of timesteps."""
+
+import sys
+
+from src.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main("impala", "sequential", timed=False))

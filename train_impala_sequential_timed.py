@@ -1,0 +1,8 @@
+"""Train IMPALA in one process for a given wall-clock time."""
+
+import sys
+
+from src.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main("impala", "sequential", timed=True))
