@@ -31,7 +31,7 @@ from src.metrics import Episode
 from src.run import Process, train
 from src.timing import PHASES
 from src.trainer import Trainer
-from src.workers import Job, Link
+from src.worker_process import Job, Link
 
 OPTIMIZER_STATE = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
 EPISODES = 2**16  # room for the episodes that end between two rows of the log

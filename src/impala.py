@@ -104,22 +104,23 @@ def update(
     number: int,
     columns: NDArray[np.int64] | None = None,
 ) -> dict[str, float | None]:
-    """One IMPALA update: one optimizer step on `columns` (all by default) of the rollout.
+    """One IMPALA update: one optimizer step on `columns` (all by default) of the rollout of each node.
 
     The rollout has its scaled rewards, and `bootstrap_values` of the learner's network in its last row.
     `number`, which counts the updates of the run, has no bearing on it. Returns the means over all samples.
     """
     columns = np.arange(rollout.num_envs) if columns is None else columns
-    share = columns[learner.communicator.rank :: learner.communicator.world_size]
-    num_samples = len(columns) * rollout.n_steps
-    scale = num_samples if config.impala.loss_reduction == "sum" else 1
+    communicator = learner.communicator
+    share = columns[communicator.local_rank :: communicator.local_size]
+    total = len(columns) * communicator.num_nodes
+    scale = total * rollout.n_steps if config.impala.loss_reduction == "sum" else 1
 
     def loss(some: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
         value, statistics = columns_loss(learner.model, rollout, config, some)
         return value * scale, statistics
 
     microbatch = max(1, learner.microbatch_size // rollout.n_steps)
-    figures: dict[str, float | None] = dict(learner.step(share, len(columns), loss, microbatch).items())
+    figures: dict[str, float | None] = dict(learner.step(share, total, loss, microbatch).items())
     mean, square, error, error_square = (figures.pop(name) or 0.0 for name in MOMENTS)
     return {
         **figures,

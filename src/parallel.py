@@ -11,7 +11,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from src.distributed import GlooCommunicator, use_loopback
 from src.run import Process, train
-from src.workers import Job, Link
+from src.worker_process import Job, Link
 
 HOST = "127.0.0.1"
 

@@ -18,10 +18,18 @@ class Presence:
     """Shared by all processes: when each worker last made progress, whether it waits, and whether to stop."""
 
     def __init__(self, context: Any, num_workers: int) -> None:
-        self.created = time.monotonic()
+        self.started = context.RawArray("d", num_workers)
+        self.incarnations = context.RawArray("i", num_workers)
+        """How many workers of each rank have been started."""
         self.beats = context.RawArray("d", num_workers)  # 0 until a worker has started
         self.waiting = context.RawArray("b", num_workers)
         self.stop = context.RawValue("i", 0)
+
+    def begin(self, rank: int) -> int:
+        """Called before a worker is started; returns how many of its rank there were before."""
+        self.beats[rank], self.waiting[rank], self.started[rank] = 0.0, 0, time.monotonic()
+        self.incarnations[rank] += 1
+        return int(self.incarnations[rank]) - 1
 
     def check(self, rank: int) -> None:
         """Called by a worker between two pieces of work. Raises Interrupted or PeerLost if the run is to
@@ -46,10 +54,10 @@ class Presence:
     def hanging(self, timeout_seconds: float) -> list[int]:
         """Workers that should be making progress and are not. Starting one may take longer than a step."""
         now = time.monotonic()
-        started = [beat or self.created for beat in self.beats]
+        since = [beat or start for beat, start in zip(self.beats, self.started, strict=True)]
         patience = [timeout_seconds if beat else max(timeout_seconds, START_SECONDS) for beat in self.beats]
         return [
             rank
             for rank, waits in enumerate(self.waiting)
-            if not waits and now - started[rank] > patience[rank]
+            if since[rank] and not waits and now - since[rank] > patience[rank]
         ]

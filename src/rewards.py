@@ -41,19 +41,28 @@ class RewardScaler:
         `rewards` and `ended` are (T, N) over this process's environments; the statistics cover those of all
         processes.
         """
+        self.observe(self.discount(rewards, ended, self.returns), communicator)
+        return self.scaled(rewards)
+
+    def discount(
+        self, rewards: NDArray[np.float32], ended: NDArray[np.bool_], returns: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """The discounted returns (T, N) at every step, of environments whose last ones are `returns` (N,),
+        which is brought up to date."""
         discounted = np.empty(rewards.shape, np.float64)
-        current = self.returns
         for t in range(len(rewards)):
-            current = self.gamma * current + rewards[t]
-            discounted[t] = current
-            current = np.where(ended[t], 0.0, current)
-        self.returns = current
-        self._observe(discounted, communicator)
+            discounted[t] = self.gamma * returns + rewards[t]
+            returns[:] = np.where(ended[t], 0.0, discounted[t])
+        return discounted
+
+    def scaled(self, rewards: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rewards over the standard deviation, clipped."""
         scaled = rewards / (self.std + self.EPSILON)
         return np.clip(scaled, -self.clip, self.clip).astype(np.float32)
 
-    def _observe(self, samples: NDArray[np.float64], communicator: Communicator) -> None:
-        """Merge samples into count, mean and squared deviations (Chan et al. 1983), over all processes."""
+    def observe(self, samples: NDArray[np.float64], communicator: Communicator) -> None:
+        """Merge discounted returns into count, mean and squared deviations (Chan et al. 1983), those of all
+        processes."""
         shifted = samples - self.mean  # sums about the old mean lose no digits
         count, total, squares = communicator.sum_floats(
             [samples.size, shifted.sum(), np.square(shifted).sum()]

@@ -8,35 +8,44 @@ workers by two seconds; so it starts them with the spawn of Python's own multipr
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import multiprocessing
 import os
 import signal
-import sys
-import threading
 import time
-import traceback
 from dataclasses import dataclass, field
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from src import cpu_utils
+from src.cluster import World
 from src.config import Config
-from src.errors import PeerLost, RunError, UsageError
+from src.errors import RunError, UsageError
 from src.presence import ABORT, Presence
 from src.record import write_failed_record
 from src.run_folder import RunFolder
-from src.settings import ParallelConfig
-from src.shared_memory import map_shared, open_rollout
 from src.signals import StopSignal
+from src.worker_process import (
+    ACTORS_AND_LEARNERS,
+    ASYNCHRONOUS,
+    DATA_PARALLEL,
+    DISTRIBUTED,
+    Job,
+    Link,
+    worker_main,
+)
 
 logger = logging.getLogger(__name__)
 
-GRACE_SECONDS = 5.0  # for workers to save and leave after one has failed
+GRACE_SECONDS = 5.0  # for workers to save and leave after one has failed, for actors once all is learned
+CLUSTER_GRACE_SECONDS = 15.0  # ... and for all nodes to agree why
 STOP_SECONDS = 60.0  # for workers to save and leave after a signal
 POLL_SECONDS = 0.25
+
+# Failures, the causes before their consequences: wrong input, an error of the program, one of the run, a
+# process that ended without a word, one that lost the others.
+KINDS = ("usage", "fault", "run", "end", "peer")
 
 
 @dataclass
@@ -48,233 +57,236 @@ class Worker:
     errors: list[tuple[str, str]] = field(default_factory=list)
     """(kind, message) of what it reported: usage, run, peer or fault."""
     recorded: bool = False
-    """Whether it left its record of a run that ended."""
+    """Whether it came to the end of its work; the first worker has then left the record of the run."""
     exit_code: int = 0
     """What the run came to, as this worker sees it."""
 
+    def failure(self) -> tuple[str, str] | None:
+        """(kind, message) of the cause of its end, if it did not end well.
 
-# What a worker does, as a module with a function `work(job, link)`; loaded in the workers only.
-DATA_PARALLEL, ASYNCHRONOUS = "src.parallel", "src.async_workers"
-
-
-@dataclass(frozen=True)
-class Link:
-    """A worker's side of what ties it to the others."""
-
-    rank: int
-    presence: Presence
-    connection: Connection
-    root_process: int
-
-    def check(self) -> None:
-        self.presence.check(self.rank)
-
-    def wait_for_others(self) -> contextlib.AbstractContextManager[None]:
-        return self.presence.wait_for_others(self.rank)
-
-    def share(self, value: Any = None) -> Any:
-        """The first worker's value, in every worker."""
-        if self.rank == 0:
-            self.connection.send(("share", value))
-            return value
-        with self.wait_for_others():
-            return self.connection.recv()
-
-    def shared_memory(self, config: ParallelConfig, size: int) -> Any:
-        """Memory that all workers share: the first one opens it, and it is passed on to the others."""
-        if self.rank == 0:
-            descriptor = open_rollout(config, size)
-            self.connection.send(("memory", size))
-            reduction.send_handle(self.connection, descriptor, self.root_process)
-        else:
-            with self.wait_for_others():
-                descriptor = reduction.recv_handle(self.connection)
-        return map_shared(descriptor)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a worker is told."""
-
-    module: str
-    """What the worker does."""
-    lock: Any
-    """One for all workers."""
-    config: Config
-    folder: RunFolder
-    num_threads: int
-    resume: bool
-    overwrite: bool
-    root_process: int
+        What it said of itself comes before how it ended, and before lost peers.
+        """
+        found = dict(reversed(self.errors))
+        code = self.process.exitcode
+        if code and not found and not (code == -signal.SIGKILL and self.recorded):
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            found["end"] = f"was {how}" if code < 0 else how
+        return next(((kind, found[kind]) for kind in KINDS if kind in found), None)
 
 
 def train_in_workers(
     config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool
 ) -> int:
-    """Train with `config.num_processes` workers until the budget ends or a signal comes.
+    """Train with the processes that `config` names until the budget ends or a signal comes.
 
     Returns the exit code. Raises UsageError or RunError with the words of the worker that failed.
     """
-    count, cores = config.num_processes, cpu_utils.usable_cores()
-    if count * num_threads > cores:
-        logger.warning("%d workers of %d thread(s) share %d usable cores", count, num_threads, cores)
+    return train_on_node(config, folder, num_threads, resume, overwrite, world=None)
+
+
+def train_on_node(
+    config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool, world: World | None
+) -> int:
+    """The same with the processes of one node of a distributed run, whose place in it is `world`."""
+    busy, cores = config.num_busy_processes, cpu_utils.usable_cores()
+    if busy * num_threads > cores:
+        logger.warning("%d workers of %d thread(s) share %d usable cores", busy, num_threads, cores)
     context = multiprocessing.get_context("spawn")
-    presence = Presence(context, count)
-    module = ASYNCHRONOUS if config.algorithm == "a3c" else DATA_PARALLEL
-    job = Job(module, context.Lock(), config, folder, num_threads, resume, overwrite, os.getpid())
-    workers: list[Worker] = []
-    with StopSignal() as stop:
+    module, queues = DATA_PARALLEL, None
+    if config.has_actors:
+        module, queues = ACTORS_AND_LEARNERS, (context.Pipe(duplex=False), context.Pipe(duplex=False))
+    elif config.algorithm == "a3c":
+        module = ASYNCHRONOUS
+    elif world is not None:
+        module = DISTRIBUTED
+    lock, pid = context.Lock(), os.getpid()
+    job = Job(module, lock, queues, config, folder, num_threads, resume, overwrite, pid, world)
+    crew = Crew(context, job)
+    with StopSignal(repeats=world is not None) as stop:
         try:
-            for rank in range(count):
-                workers.append(start_worker(context, rank, job, presence))
-            watch(workers, presence, stop, config.parallel.timeout_seconds)
+            crew.start()
+            crew.watch(stop)
         finally:
-            end_all(workers)
-    return conclude(config, folder, workers, stop)
+            crew.end()
+    return crew.conclude(stop)
 
 
-def start_worker(context: Any, rank: int, job: Job, presence: Presence) -> Worker:
-    """Start a worker with signals blocked, so that none ends it before it can ignore them."""
-    ours, theirs = context.Pipe()
-    process = context.Process(
-        target=worker_main, args=(rank, job, presence, theirs), name=f"worker-{rank}", daemon=True
-    )
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, StopSignal.SIGNALS)
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    theirs.close()
-    return Worker(process, ours)
+class Crew:
+    """The workers of a run."""
 
+    def __init__(self, context: Any, job: Job) -> None:
+        self.context = context
+        self.job = job
+        self.config = job.config
+        self.presence = Presence(context, job.config.ranks_per_node)
+        self.grace_seconds = GRACE_SECONDS if job.world is None else CLUSTER_GRACE_SECONDS
+        self.workers: list[Worker] = []
+        self.memory: int | None = None
+        """The descriptor of the memory that the workers share, once there is one."""
+        self.replaced = 0
 
-def watch(workers: list[Worker], presence: Presence, stop: StopSignal, timeout_seconds: float) -> None:
-    """Wait until all workers have ended, or until those that remain have been given their time to."""
-    deadline = float("inf")
-    while alive := [worker for worker in workers if worker.process.is_alive()]:
-        connections = [worker.connection for worker in workers if not worker.connection.closed]
-        wait([*connections, *(worker.process.sentinel for worker in alive)], timeout=POLL_SECONDS)
-        for worker in workers:
-            receive(worker, workers)
-        for rank in presence.hanging(timeout_seconds):
-            if not workers[rank].errors:
-                text = f"made no progress for {timeout_seconds:g} s (parallel.timeout_seconds)"
-                workers[rank].errors.append(("run", text))
-        failed = any(worker.errors or has_died(worker) for worker in workers)
-        if failed and presence.stop.value != ABORT:
-            presence.stop.value = ABORT
-            deadline = time.monotonic() + GRACE_SECONDS
-        elif stop.received and not presence.stop.value:
-            presence.stop.value = stop.received
-            deadline = time.monotonic() + STOP_SECONDS
-        if time.monotonic() > deadline:
-            return
-    for worker in workers:
-        receive(worker, workers)
+    def start(self) -> None:
+        for rank in range(self.config.ranks_per_node):
+            self.workers.append(self._start_worker(rank))
 
+    def _name(self, rank: int) -> str:
+        """What a worker is called where people read it: by its rank in the world and its host, if there are
+        several nodes."""
+        world: World | None = self.job.world
+        return self.config.process_name(rank) if world is None else world.rank_name(rank)
 
-def has_died(worker: Worker) -> bool:
-    return worker.process.exitcode not in (None, 0)
+    def _start_worker(self, rank: int) -> Worker:
+        """Start a worker with signals blocked, so that none ends it before it can ignore them."""
+        ours, theirs = self.context.Pipe()
+        link = Link(rank, self.presence.begin(rank), self.presence, theirs, self.job.root_process)
+        name = self.config.process_name(rank).replace(" ", "-")
+        process = self.context.Process(target=worker_main, args=(self.job, link), name=name, daemon=True)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, StopSignal.SIGNALS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        return Worker(process, ours)
 
+    def watch(self, stop: StopSignal) -> None:
+        """Wait until all workers have ended, or until those that remain have been given their time to."""
+        deadline = float("inf")
+        while alive := [worker for worker in self.workers if worker.process.is_alive()]:
+            connections = [worker.connection for worker in self.workers if not worker.connection.closed]
+            wait([*connections, *(worker.process.sentinel for worker in alive)], timeout=POLL_SECONDS)
+            for worker in self.workers:
+                self._receive(worker)
+            self._accuse_hanging()
+            failed = [rank for rank in range(len(self.workers)) if self._has_failed(rank)]
+            if any(not self._replace(rank) for rank in failed) and self.presence.stop.value != ABORT:
+                self.presence.stop.value = ABORT
+                deadline = time.monotonic() + self.grace_seconds
+            elif stop.received and not self.presence.stop.value:
+                self.presence.stop.value = stop.received
+                deadline = time.monotonic() + STOP_SECONDS
+            elif self.workers[0].recorded:
+                deadline = min(deadline, time.monotonic() + self.grace_seconds)
+            if time.monotonic() > deadline:
+                return
+        for worker in self.workers:
+            self._receive(worker)
 
-def receive(worker: Worker, workers: list[Worker]) -> None:
-    """Take in what a worker has to say; pass the rollout's memory on from the first worker to the others."""
-    try:
-        while not worker.connection.closed and worker.connection.poll():
-            kind, content = worker.connection.recv()
-            if kind == "memory":
-                descriptor = reduction.recv_handle(worker.connection)
-                for other in workers[1:]:
-                    reduction.send_handle(other.connection, descriptor, other.process.pid)
-                os.close(descriptor)
-            elif kind == "share":
-                for other in workers[1:]:
-                    other.connection.send(content)
-            elif kind == "ended":
-                worker.recorded, worker.exit_code = True, content
-            else:
-                worker.errors.append((kind, content))
-    except (EOFError, OSError):  # it has gone; its exit code is what is left of it
-        worker.connection.close()
+    def _accuse_hanging(self) -> None:
+        timeout, key = self.config.parallel.timeout_seconds, "parallel.timeout_seconds"
+        if self.job.world is not None:  # whose ranks accuse themselves first, before all nodes
+            timeout, key = self.config.cluster.timeout_seconds + POLL_SECONDS * 20, "cluster.timeout_seconds"
+        for rank in self.presence.hanging(timeout):
+            if not self.workers[rank].errors and not self.workers[rank].recorded:
+                text = f"made no progress for {timeout:g} s ({key})"
+                self.workers[rank].errors.append(("run", text))
 
+    def _has_failed(self, rank: int) -> bool:
+        """Whether a worker's end is a failure of the run; an actor's is none once all is learned."""
+        worker = self.workers[rank]
+        if rank >= self.config.num_learners and self.config.has_actors and self.workers[0].recorded:
+            return False
+        return bool(worker.errors) or worker.process.exitcode not in (None, 0)
 
-def end_all(workers: list[Worker]) -> None:
-    """Leave no process behind."""
-    for worker in workers:
-        if worker.process.is_alive():
-            worker.process.kill()
-        worker.process.join()
-        with contextlib.suppress(OSError):
+    def _replace(self, rank: int) -> bool:
+        """Start another actor in the place of one that failed, if that can be; returns whether it was."""
+        worker, limit = self.workers[rank], self.config.impala.max_actor_restarts
+        failure = worker.failure()
+        possible = (
+            self.config.has_actors
+            and rank >= self.config.num_learners
+            and self.memory is not None
+            and not self.presence.stop.value
+            and self.replaced < limit
+        )
+        if not possible or failure is None or failure[0] == "usage":
+            return False
+        self.replaced += 1
+        name = self._name(rank)
+        logger.warning(
+            "%s; replaced by a new one (%d of %d: impala.max_actor_restarts)",
+            *(describe(name, *failure), self.replaced, limit),
+        )
+        end_worker(worker)
+        self.workers[rank] = self._start_worker(rank)
+        self._pass_memory(self.workers[rank])
+        return True
+
+    def _receive(self, worker: Worker) -> None:
+        """Take in what a worker has to say; pass on what is for the others."""
+        try:
+            while not worker.connection.closed and worker.connection.poll():
+                kind, content = worker.connection.recv()
+                if kind == "memory":
+                    self.memory = reduction.recv_handle(worker.connection)
+                    for other in self.workers[1:]:
+                        self._pass_memory(other)
+                elif kind == "share":
+                    for other in self.workers:
+                        if other is not worker:
+                            other.connection.send(content)
+                elif kind == "ended":
+                    worker.recorded, worker.exit_code = True, content
+                else:
+                    worker.errors.append((kind, content))
+        except (EOFError, OSError):  # it has gone; its exit code is what is left of it
             worker.connection.close()
 
+    def _pass_memory(self, worker: Worker) -> None:
+        assert self.memory is not None
+        with contextlib.suppress(OSError):  # it has gone, which is noticed elsewhere
+            reduction.send_handle(worker.connection, self.memory, worker.process.pid)
 
-def conclude(config: Config, folder: RunFolder, workers: list[Worker], stop: StopSignal) -> int:
-    """What the run came to: its exit code, or the error of the worker that failed first."""
-    kind, message = first_error(workers)
-    if kind == "usage":
-        raise UsageError(message)
-    if kind is not None:
-        if not workers[0].recorded and folder.config_path.exists():
-            write_failed_record(folder, config)
-        raise RunError(message)
-    if stop.received and not workers[0].recorded:
-        return 128 + stop.received  # stopped before the run began
-    return workers[0].exit_code
+    def end(self) -> None:
+        """Leave no process behind."""
+        for worker in self.workers:
+            end_worker(worker)
+        if self.memory is not None:
+            os.close(self.memory)
 
+    def conclude(self, stop: StopSignal) -> int:
+        """What the run came to: its exit code, or the error of the worker that failed first."""
+        kind, message = self._first_error()
+        if kind == "usage":
+            raise UsageError(message)
+        first = self.workers[0]
+        if kind is not None:
+            writes = self.job.world is None or self.job.world.node_rank == 0
+            if writes and not first.recorded and self.job.folder.config_path.exists():
+                write_failed_record(self.job.folder, self.config)
+            raise RunError(message)
+        if stop.received and not first.recorded:
+            return 128 + stop.received  # stopped before the run began
+        return first.exit_code
 
-def first_error(workers: list[Worker]) -> tuple[str | None, str]:
-    """The cause of a failure: what a worker said of itself comes before how one ended, and before lost
-    peers."""
-    for wanted in ("usage", "fault", "run"):
-        for rank, worker in enumerate(workers):
-            for kind, message in worker.errors:
-                if kind == wanted:
-                    return kind, message if kind == "usage" else f"worker {rank}: {message}"
-    for rank, worker in enumerate(workers):
-        code = worker.process.exitcode
-        reported = any(kind == "peer" for kind, _ in worker.errors)
-        if code and not reported and not (code == -signal.SIGKILL and worker.recorded):
-            how = (
-                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            )
-            return "run", f"worker {rank} {how}"
-    for worker in workers:
-        for kind, message in worker.errors:
-            return kind, message
-    return None, ""
+    def _first_error(self) -> tuple[str | None, str]:
+        """The cause of a failure: what a worker said of itself, or how it ended, comes before lost peers."""
+        failures = [
+            (rank, failure)
+            for rank, worker in enumerate(self.workers)
+            if self._has_failed(rank) and (failure := worker.failure()) is not None
+        ]
+        if not failures:
+            return None, ""
+        rank, (kind, message) = min(failures, key=lambda each: KINDS.index(each[1][0]))
+        text = describe(self._name(rank), kind, message)
+        return kind, text if kind in ("usage", "peer") else text + self._replacements(rank)
 
-
-def worker_main(rank: int, job: Job, presence: Presence, connection: Connection) -> None:
-    """The body of a worker process."""
-    for number in StopSignal.SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the process that started this one decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, StopSignal.SIGNALS)
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    code = 1
-    try:
-        if job.config.hardware.tune_allocator:
-            cpu_utils.tune_allocator()
-        link = Link(rank, presence, connection, job.root_process)
-        connection.send(("ended", importlib.import_module(job.module).work(job, link)))
-        code = 0
-    except UsageError as error:
-        connection.send(("usage", str(error)))
-    except PeerLost as error:
-        connection.send(("peer", str(error)))
-    except RunError as error:
-        connection.send(("run", str(error)))
-    except BaseException as error:
-        traceback.print_exc()
-        connection.send(("fault", f"{type(error).__name__}: {error}"))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # peers may be gone: nothing that would wait for them is run
+    def _replacements(self, rank: int) -> str:
+        if not self.replaced or rank < self.config.num_learners:
+            return ""
+        return f"; {self.replaced} actors had been replaced before (impala.max_actor_restarts)"
 
 
-def end_with_parent() -> None:
-    """End this process as soon as the one that started it has ended, however that came about."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+def describe(name: str, kind: str, message: str) -> str:
+    if kind in ("usage", "peer"):  # which say themselves whom they are about
+        return message
+    return f"{name} {message}" if kind == "end" else f"{name}: {message}"
+
+
+def end_worker(worker: Worker) -> None:
+    if worker.process.is_alive():
+        worker.process.kill()
+    worker.process.join()
+    with contextlib.suppress(OSError):
+        worker.connection.close()

@@ -1,0 +1,246 @@
+"""The learner of IMPALA: it learns from what actors have written and publishes what it learned.
+
+It may be several processes: each takes its share of every batch, and their gradients are summed, as in
+data-parallel training.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from src.batches import Batches
+from src.config import Config
+from src.distributed import Communicator
+from src.errors import RunError, UsageError
+from src.learning_process import Counters, LearningProcess, Update
+from src.metrics import Episode
+from src.models import Spaces
+from src.published_weights import PublishedWeights, weights_bytes
+from src.rewards import RewardScaler
+from src.slot_queue import SlotQueue
+from src.timing import PHASES, PhaseTimer
+from src.unroll_store import StoreSize, UnrollStore, store_bytes
+from src.worker_process import Link
+
+
+def store_size(config: Config, spaces: Spaces) -> StoreSize:
+    """Raises UsageError if there would be more slots than a queue holds."""
+    actors = config.num_processes // config.num_nodes
+    slots = (config.impala.max_policy_lag + 1) * unrolls_per_batch(config)
+    if slots > SlotQueue.CAPACITY:
+        raise UsageError(
+            f"impala.max_policy_lag = {config.impala.max_policy_lag} needs {slots} slots of unrolls; "
+            f"there can be {SlotQueue.CAPACITY}"
+        )
+    return StoreSize(slots, actors, config.training.n_steps, config.envs_per_process, spaces)
+
+
+def unrolls_per_batch(config: Config) -> int:
+    """Of one node."""
+    return config.timesteps_per_update // config.num_nodes // config.timesteps_per_unroll
+
+
+def open_shared_parts(
+    config: Config, spaces: Spaces, num_parameters: int, shared_memory: Callable[[int], Any]
+) -> tuple[UnrollStore, PublishedWeights]:
+    """What actors and learners of a node share, in one block of memory."""
+    size = store_size(config, spaces)
+    first = store_bytes(size)
+    memory = memoryview(shared_memory(first + weights_bytes(num_parameters)))
+    return UnrollStore(size, memory[:first]), PublishedWeights(num_parameters, memory[first:])
+
+
+class CentralLearner(LearningProcess):
+    """A learner. The first one of a node also hands out slots, scales rewards and publishes parameters."""
+
+    def __init__(
+        self,
+        config: Config,
+        communicator: Communicator,
+        num_threads: int,
+        heartbeat: Callable[[], None],
+        shared_memory: Callable[[int], Any] | None,
+        spaces: Spaces,
+        queues: tuple[SlotQueue, ...],
+        link: Link,
+    ) -> None:
+        """`spaces` are those of the actors' environments."""
+        assert shared_memory is not None
+        super().__init__(config, communicator, num_threads, heartbeat, PhaseTimer(), spaces)
+        self.store, self.weights = open_shared_parts(
+            config, spaces, len(self.learner.parameters), shared_memory
+        )
+        training, size = config.training, unrolls_per_batch(config)
+        self.batches = Batches(self.store, queues, size, link, heartbeat, config.impala.check_unwritten)
+        self.scaler = RewardScaler(
+            config.env.num_envs // config.num_nodes, training.gamma, training.reward_clip
+        )
+        self.lags = np.zeros(1, np.int64)
+        self.waits_before = self._actor_waits()
+        self.wait_before = 0.0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this learner deals with the actors of its node."""
+        return self.communicator.local_rank == 0
+
+    def facts(self) -> dict[str, str]:
+        impala, size = self.config.impala, self.store.size
+        slot_mb = store_bytes(size) / size.slots / 2**20
+        return {
+            **super().facts(),
+            "unrolls": f"{self.batches.batch_size} in a batch, {size.slots} slots of {slot_mb:.1f} MB, "
+            f"policy lag at most {impala.max_policy_lag}",
+        }
+
+    def iterate(self, learning_rate: float) -> Update:
+        """One update: wait for a batch of unrolls, learn from it, publish the parameters."""
+        if self.leads and not self.batches.given:
+            self.weights.publish(self.learner.parameters, self.counters.updates)
+            self.batches.give_out(range(self.store.size.slots))
+        with self.timer("wait"):
+            slots = self._take_batch()
+        columns = self.store.columns(slots)
+        self.lags = self.counters.updates - self.store.version[slots]
+        if self.lags.max() > self.config.impala.max_policy_lag:
+            raise RunError(f"an unroll is {self.lags.max()} updates old: the order of slots was lost")
+        self._bootstrap(columns)
+        self.learner.set_learning_rate(learning_rate)
+        figures = self.algorithm.update(
+            self.learner, self.store.rollout, self.config, self.counters.updates, columns
+        )
+        self.count_update(len(columns) * self.communicator.num_nodes * self.config.training.n_steps)
+        episodes: list[Episode] = []
+        if self.leads:  # the others have learned by now, since their gradients are summed
+            episodes = [episode for slot in slots for episode in self.store.read_episodes(slot)]
+            self.weights.publish(self.learner.parameters, self.counters.updates)
+            self.batches.give_out(slots)
+        episodes = self.exchange(sorted(episodes, key=lambda each: each[:2]))
+        return Update(episodes, figures | self._own_figures())
+
+    def _take_batch(self) -> list[int]:
+        """The next slots of this node to learn from, in every learner, their rewards scaled."""
+        communicator, size = self.communicator, self.batches.batch_size
+        table = np.zeros((communicator.num_nodes, size))
+        discounted = np.empty(0)
+        if self.leads:
+            batch = self.batches.take()
+            table[communicator.node_rank] = batch
+            discounted = self._discount(batch)
+        if self.config.training.normalize_rewards:
+            self.scaler.observe(discounted, communicator)
+        if self.leads:
+            for slot in batch:
+                part = self.store.unroll(slot)
+                scaled = self.config.training.normalize_rewards
+                part.scaled_rewards[:] = self.scaler.scaled(part.rewards) if scaled else part.rewards
+        slots = communicator.sum_floats(table.reshape(-1).tolist())
+        return [int(slot) for slot in slots[communicator.node_rank * size :][:size]]
+
+    def _discount(self, batch: list[int]) -> NDArray[np.float64]:
+        """The discounted returns of a batch; an actor's unrolls come in the order of time."""
+        parts = []
+        for slot in batch:
+            part, actor = self.store.unroll(slot), self.store.actor_of(slot)
+            returns = self.scaler.returns[actor * part.num_envs :][: part.num_envs]
+            if self.store.fresh[slot]:
+                returns[:] = 0.0
+            parts.append(self.scaler.discount(part.rewards, part.terminated | part.truncated, returns))
+        return np.concatenate(parts, axis=1)
+
+    def _bootstrap(self, columns: NDArray[np.int64]) -> None:
+        """Write V of the observation behind the last row, by this learner's network, into its share."""
+        share = columns[self.communicator.local_rank :: self.communicator.local_size]
+        values = self.store.rollout.bootstrap_values[-1]
+        last = self.store.last_observations.reshape(-1, *self.spaces.observation_shape)
+        for start in range(0, len(share), self.microbatch_size):
+            part = share[start : start + self.microbatch_size]
+            with self.timer("learn"), torch.inference_mode():
+                now = self.model(torch.from_numpy(last[part]))[1].numpy()
+            # The final observation of an episode that was truncated is not here: its value stays.
+            values[part] = np.where(self.store.rollout.truncated[-1, part], values[part], now)
+
+    def _own_figures(self) -> dict[str, float | None]:
+        lags = self.lags
+        wait, waits = self.timer.seconds["wait"], self._actor_waits()
+        figures = {
+            "impala/policy_lag_mean": float(lags.mean()),
+            "impala/policy_lag_max": float(lags.max()),
+            "impala/actor_restarts": float(self.batches.replaced),
+            "profile/actor_wait_seconds": round(float(np.mean(waits - self.waits_before)), 5),
+            "profile/learner_wait_seconds": round(wait - self.wait_before, 5),
+        }
+        self.wait_before, self.waits_before = wait, waits
+        return dict(figures)
+
+    def _actor_waits(self) -> NDArray[np.float64]:
+        return self.store.phases[:, PHASES.index("wait")].copy()
+
+    def exchange(self, episodes: list[Episode]) -> list[Episode]:
+        store = self.store
+        part: dict[str, Any] = {
+            "phases": dict(self.timer.seconds),
+            "threads": torch.get_num_threads(),
+            "episodes": episodes,
+        }
+        if self.leads:
+            part["actor_phases"] = [dict(zip(PHASES, row, strict=True)) for row in store.phases.tolist()]
+            part["actor_threads"], part["begun"] = store.threads.tolist(), store.begun.tolist()
+        parts = self.communicator.gather(part)
+        if parts is None:
+            return []
+        nodes = [part for part in parts if "begun" in part]
+        self.phase_seconds = [part["phases"] for part in parts]
+        self.phase_seconds += [phases for node in nodes for phases in node["actor_phases"]]
+        if self.take_state:
+            threads = [part["threads"] for part in parts]
+            self._state = {
+                "spaces": self.spaces.to_dict(),
+                "learner": copy.deepcopy(self.learner.state()),
+                "counters": asdict(self.counters),
+                "scaler": {key: value for key, value in self.scaler.state().items() if key != "returns"},
+                "rng": {"torch": torch.get_rng_state()},
+                "begun": [node["begun"] for node in nodes],
+                "actor_restarts": self.batches.replaced,
+                "phase_seconds": self.phase_seconds,
+                "threads": threads + [count for node in nodes for count in node["actor_threads"]],
+            }
+        return [episode for each in parts for episode in each["episodes"]]
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state, with new episodes: what actors had in hand is lost."""
+        self.require_spaces(state)
+        self.learner.load(state["learner"])
+        self.counters = Counters(**state["counters"])
+        self.scaler.load({**state["scaler"], "returns": np.zeros_like(self.scaler.returns)})
+        self.batches.replaced = state["actor_restarts"]
+        torch.set_rng_state(state["rng"]["torch"])
+        self.timer.seconds.update(state["phase_seconds"][self.communicator.rank])
+        self.wait_before = self.timer.seconds["wait"]
+        if self.leads:
+            self.store.begun[:] = state["begun"][self.communicator.node_rank]
+
+    def finish(self) -> Update | None:
+        """Let the actors leave."""
+        self.store.finished[0] = 1
+        return None
+
+    def figures(self) -> dict[str, Any]:
+        """Who waited for whom, as shares of all the time that processes of each kind had."""
+        count = self.communicator.world_size
+        sides = self.phase_seconds[:count], self.phase_seconds[count:]
+        learners, actors = (sum(each["wait"] for each in side) / len(side) for side in sides)
+        return {
+            "impala": {
+                "learner_wait_seconds": round(learners, 3),
+                "actor_wait_seconds": round(actors, 3),
+                "actor_restarts": self.batches.replaced,
+            }
+        }

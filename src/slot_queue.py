@@ -1,0 +1,45 @@
+"""A queue of slot numbers between processes that may be killed at any moment."""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+from multiprocessing.connection import Connection
+
+_NUMBER = struct.Struct("=i")
+
+
+class SlotQueue:
+    """Small whole numbers, first in, first out, for any number of writers and readers.
+
+    It is a pipe: the system writes and reads four bytes at once or not at all, so there is no lock that a
+    killed process could leave behind. It holds at least 1,024 numbers (a page of memory).
+    """
+
+    CAPACITY = 1024
+
+    def __init__(self, ends: tuple[Connection, Connection]) -> None:
+        """`ends` are those of a one-way multiprocessing.Pipe: to read from, to write to."""
+        self.ends = ends
+        os.set_blocking(ends[0].fileno(), False)
+
+    def put(self, slot: int) -> None:
+        os.write(self.ends[1].fileno(), _NUMBER.pack(slot))
+
+    def get(self, timeout: float) -> int | None:
+        """The next number; None if there was none for `timeout` seconds or another reader was faster."""
+        descriptor = self.ends[0].fileno()
+        if not select.select([descriptor], [], [], timeout)[0]:
+            return None
+        try:
+            return int(_NUMBER.unpack(os.read(descriptor, _NUMBER.size))[0])
+        except BlockingIOError:
+            return None
+
+    def drain(self) -> list[int]:
+        """All numbers that are there now."""
+        slots = []
+        while (slot := self.get(0.0)) is not None:
+            slots.append(slot)
+        return slots

@@ -1,0 +1,125 @@
+"""A worker process: what it is told, what ties it to the others, and how it ends.
+
+The process that starts and watches them is described in src/workers.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from src import cpu_utils
+from src.config import Config
+from src.errors import PeerLost, RunError, UsageError
+from src.presence import Presence
+from src.run_folder import RunFolder
+from src.settings import ParallelConfig
+from src.shared_memory import map_shared, open_rollout
+from src.signals import StopSignal
+
+# What a worker does, as a module with a function `work(job, link)`; loaded in the workers only.
+DATA_PARALLEL, ASYNCHRONOUS, ACTORS_AND_LEARNERS = "src.parallel", "src.async_workers", "src.actor_learner"
+DISTRIBUTED = "src.cluster_worker"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is told."""
+
+    module: str
+    """What the worker does."""
+    lock: Any
+    """One for all workers."""
+    queues: Any
+    """Ends of pipes between all workers, for modules that need them; else None."""
+    config: Config
+    folder: RunFolder
+    num_threads: int
+    resume: bool
+    overwrite: bool
+    root_process: int
+    world: Any = None
+    """The node's place in a distributed run (src.cluster.World)."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A worker's side of what ties it to the others."""
+
+    rank: int
+    incarnation: int
+    """How many workers of this rank there were before."""
+    presence: Presence
+    connection: Connection
+    root_process: int
+
+    def check(self) -> None:
+        self.presence.check(self.rank)
+
+    def wait_for_others(self) -> contextlib.AbstractContextManager[None]:
+        return self.presence.wait_for_others(self.rank)
+
+    def share(self, value: Any = None, source: int = 0) -> Any:
+        """The value of worker `source`, in every worker."""
+        if self.rank == source:
+            self.connection.send(("share", value))
+            return value
+        with self.wait_for_others():
+            return self.connection.recv()
+
+    def shared_memory(self, config: ParallelConfig, size: int) -> Any:
+        """Memory that all workers share: the first one opens it, and it is passed on to the others."""
+        if self.rank == 0:
+            descriptor = open_rollout(config, size)
+            self.connection.send(("memory", size))
+            reduction.send_handle(self.connection, descriptor, self.root_process)
+        else:
+            with self.wait_for_others():
+                descriptor = reduction.recv_handle(self.connection)
+        return map_shared(descriptor)
+
+
+def worker_main(job: Job, link: Link) -> None:
+    """The body of a worker process."""
+    for number in StopSignal.SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the process that started this one decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, StopSignal.SIGNALS)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    code, connection = 1, link.connection
+    try:
+        if job.config.hardware.tune_allocator:
+            cpu_utils.tune_allocator()
+        connection.send(("ended", importlib.import_module(job.module).work(job, link)))
+        code = 0
+    except UsageError as error:
+        connection.send(("usage", str(error)))
+    except PeerLost as error:
+        connection.send(("peer", str(error)))
+    except RunError as error:
+        connection.send(("run", str(error)))
+    except BaseException as error:
+        traceback.print_exc()
+        connection.send(("fault", f"{type(error).__name__}: {error}"))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # peers may be gone: nothing that would wait for them is run
+
+
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended, however that came about."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
