@@ -12,10 +12,14 @@ OUTPUT ?=
 # Not from the surroundings: shells have a variable of that name.
 ENV :=
 SEED ?=
+# Of the benchmark, which takes several.
+ENVS ?= $(or $(ENV),coinrun)
+SEEDS ?= $(or $(SEED),42)
 EPISODES ?=
 CHECKPOINT ?=
 LOG_FILE ?=
 CONFIG ?=
+RUNS ?=
 ARGS ?=
 
 TRAIN_FLAGS = $(if $(CONFIG),--config "$(CONFIG)") $(if $(OUTPUT),--output-dir "$(OUTPUT)") $(if $(ENV),--env "$(ENV)") $(if $(SEED),--seed "$(SEED)") $(ARGS)
@@ -24,25 +28,28 @@ EVALUATE_FLAGS = $(if $(ENV),--env "$(ENV)") $(if $(SEED),--seed "$(SEED)")
 # newest NAME: shell code for the most recently written file of that name below runs/ and benchmarks/
 newest = find runs benchmarks -type f -path '$(1)' -exec ls -t {} + 2>/dev/null | sed -n 1p
 
-.PHONY: help install test lint quick-test benchmark evaluate plot tensorboard clean \
+.PHONY: help install test lint quick-test benchmark evaluate compare plot tensorboard clean \
 	train train-timed train-parallel train-parallel-timed train-a2c train-a2c-timed train-a2c-parallel \
-	train-a2c-parallel-timed train-a3c train-a3c-timed evaluate-ppo evaluate-a2c evaluate-a3c
+	train-a2c-parallel-timed train-a3c train-a3c-timed train-impala train-impala-timed train-impala-parallel \
+	train-impala-parallel-timed evaluate-ppo evaluate-a2c evaluate-a3c evaluate-impala
 
 help:  ## this list
 	@echo "make TARGET [NAME=value ...]"
 	@echo
-	@awk -F ':.*  ## ' '/^[a-z][a-z0-9-]*:.*  ## / { printf "  %-25s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*  ## ' '/^[a-z][a-z0-9-]*:.*  ## / { printf "  %-28s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  DURATION    hours: benchmark (0.05), the timed targets (1.0)"
-	@echo "  OUTPUT      folder of the results: benchmark and the training targets; the picture: plot"
-	@echo "  ENV         game or Gymnasium id (procgen-coinrun-v0): benchmark, training, evaluation"
-	@echo "  SEED        seed: benchmark, training, evaluation"
+	@echo "  DURATION    hours: each run of benchmark (0.017), the timed targets (1.0)"
+	@echo "  OUTPUT      folder of the results: benchmark and the training targets; the picture: plot, compare"
+	@echo "  ENVS        games or Gymnasium ids of benchmark (coinrun), as in ENVS=\"coinrun starpilot\""
+	@echo "  SEEDS       seeds of benchmark (42), as in SEEDS=\"1 2 3\""
+	@echo "  ENV         game or Gymnasium id (procgen-coinrun-v0): training, evaluation"
+	@echo "  SEED        seed: training, evaluation"
 	@echo "  EPISODES    episodes to evaluate: benchmark (20), evaluation (100)"
-	@echo "  CONFIG      settings of benchmark and training (each script's own file in config/)"
+	@echo "  CONFIG      settings of training (each script's own file in config/); benchmark: ppo_parallel=FILE"
 	@echo "  CHECKPOINT  checkpoint to evaluate (the newest *_final.pt)"
 	@echo "  LOG_FILE    metrics.jsonl to plot (the newest)"
-	@echo "  ARGS        further flags, passed on: all but benchmark, help, install, lint, clean;"
-	@echo "              in benchmark they go to the training"
+	@echo "  RUNS        folders of runs or studies to compare (the newest study)"
+	@echo "  ARGS        further flags, passed on: all but help, install, lint, clean"
 
 # --- Setting up ---------------------------------------------------------------------------------------------
 
@@ -57,17 +64,11 @@ quick-test: $(READY)  ## check the installation in less than a minute
 
 # --- The main job -------------------------------------------------------------------------------------------
 
-benchmark: $(READY)  ## train for a short time, evaluate and plot: the whole job in a few minutes
-	@set -e; \
-	out="$(OUTPUT)"; out="$${out:-benchmarks/quick_$$(date +%Y%m%d_%H%M%S)_$$$$}"; \
-	$(PY) train_timed.py $(if $(CONFIG),--config "$(CONFIG)") --duration "$(or $(DURATION),0.05)" \
-		--output-dir "$$out" --env "$(or $(ENV),procgen-coinrun-v0)" $(if $(SEED),--seed "$(SEED)") $(ARGS); \
-	checkpoint=$$(ls -t "$$out"/checkpoints/*_final.pt | sed -n 1p); \
-	log_file=$$(ls -t "$$out"/logs/*/metrics.jsonl | sed -n 1p); \
-	$(PY) evaluate.py --checkpoint "$$checkpoint" --num-episodes "$(or $(EPISODES),20)" \
-		$(if $(SEED),--seed "$(SEED)"); \
-	$(PY) plot_results.py --log-file "$$log_file"; \
-	echo "Results: $$out/ (benchmark_metrics.json, evaluation/, training_curves.png)"
+benchmark: $(READY)  ## PPO and IMPALA in both modes, a minute each: trained, evaluated, compared
+	@out="$(OUTPUT)"; out="$${out:-benchmarks/study_$$(date +%Y%m%d_%H%M%S)_$$$$}"; \
+	$(PY) run_benchmark.py --algorithms ppo impala --modes sequential parallel --envs $(ENVS) --seeds $(SEEDS) \
+		--duration "$(or $(DURATION),0.017)" --evaluate-episodes "$(or $(EPISODES),20)" \
+		$(if $(CONFIG),--config "$(CONFIG)") --output-dir "$$out" $(ARGS)
 
 # train_with SCRIPT, timed_with SCRIPT: run a training script for its timesteps, or for DURATION hours
 train_with = @$(PY) $(1).py $(TRAIN_FLAGS)
@@ -103,6 +104,18 @@ train-a3c: $(READY)  ## train A3C in several asynchronous processes
 train-a3c-timed: $(READY)  ## ... for DURATION hours
 	$(call timed_with,train_a3c_parallel_timed)
 
+train-impala: $(READY)  ## train IMPALA in one process
+	$(call train_with,train_impala_sequential)
+
+train-impala-timed: $(READY)  ## ... for DURATION hours
+	$(call timed_with,train_impala_sequential_timed)
+
+train-impala-parallel: $(READY)  ## train IMPALA with actors and a learner
+	$(call train_with,train_impala_parallel)
+
+train-impala-parallel-timed: $(READY)  ## ... for DURATION hours
+	$(call timed_with,train_impala_parallel_timed)
+
 # evaluate_newest PATTERN: evaluate CHECKPOINT, or the newest final checkpoint that fits the pattern
 define evaluate_newest
 	@checkpoint="$(CHECKPOINT)"; checkpoint="$${checkpoint:-$$($(call newest,$(1)))}"; \
@@ -126,6 +139,21 @@ evaluate-a2c: $(READY)  ## ... the newest one of A2C
 
 evaluate-a3c: $(READY)  ## ... the newest one of A3C
 	$(call evaluate_newest,*/a3c_*_final.pt)
+
+evaluate-impala: $(READY)  ## ... the newest one of IMPALA
+	$(call evaluate_newest,*/impala_*_final.pt)
+
+compare: $(READY)  ## compare RUNS (folders of runs or of studies), or else those of the newest study
+	@if [ -n "$(RUNS)" ]; then \
+		exec $(PY) compare_results.py --runs $(RUNS) $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS); \
+	fi; \
+	study=$$($(call newest,*/study.yaml)); \
+	if [ -z "$$study" ]; then \
+		echo "no study.yaml below runs/ or benchmarks/: run a study first (make benchmark) or give RUNS" >&2; \
+		exit 2; \
+	fi; \
+	study=$$(dirname "$$study"); echo "Comparing the runs in $$study"; \
+	output="$(OUTPUT)"; $(PY) compare_results.py --runs "$$study" --output "$${output:-$$study/comparison.png}" $(ARGS)
 
 plot: $(READY)  ## draw the curves of LOG_FILE, or else of the newest run
 	@log_file="$(LOG_FILE)"; log_file="$${log_file:-$$($(call newest,*/logs/*/metrics.jsonl))}"; \

@@ -48,6 +48,8 @@ CASES = (
     Case("ppo", "nature", 64, 256, PPO_MODES, 3, PPO),
     Case("a2c", "impala", 32, 16, ("sequential", "parallel", "a3c"), 12),
     Case("a2c", "nature", 32, 16, ("sequential", "parallel", "a3c"), 40),
+    Case("impala", "impala", 32, 32, PPO_MODES, 8),
+    Case("impala", "nature", 32, 32, PPO_MODES, 20),
 )
 
 
@@ -59,12 +61,14 @@ def run(case: Case, mode: str, record: dict[str, Any]) -> float:
         *("--num-envs", case.num_envs, "--n-steps", case.n_steps),
         *("--total-timesteps", case.num_envs * case.n_steps * case.updates),
         *("--num-threads", CORES if mode == "sequential" else 1),
-        *(("--num-workers", CORES) if kind == "parallel" else ()),
+        *(("--num-workers", CORES) if kind == "parallel" and algorithm != "impala" else ()),
     )
     settings = (f"model.architecture={case.network}", *case.settings)
     core = 0 if mode == "pinned" else None
     result = train(f"train_{algorithm}_{kind}.py", flags, settings, core)
     record[mode] = {"peak_memory_mb": result.peak_memory_mb, "shares": result.shares}
+    if "impala" in result.record:
+        record[mode]["impala"] = result.record["impala"]
     return result.fps
 
 

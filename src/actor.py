@@ -83,8 +83,11 @@ class Actor:
             self.env.close()
 
     def _begin_anew(self) -> None:
-        """Begin new episodes where the run has used these environments' first streams already."""
+        """Begin new episodes where the run has used these environments' first streams already, and go on
+        counting the time from there."""
         begun = int(self.store.begun[self.number])
+        for phase, seconds in zip(PHASES, self.store.phases[self.number], strict=True):
+            self.timer.seconds[phase] += float(seconds)
         if self.incarnation or begun:
             seed = self.config.training.seed
             self.collector.observations = self.env.restart(

@@ -35,7 +35,7 @@ def work(job: Job, link: Link) -> int:
         communicator,
         link.check,
         lambda size: link.shared_memory(config.parallel, size),
-        partial(CentralLearner, spaces=spaces, queues=queues, link=link),
+        partial(CentralLearner, spaces=spaces, queues=queues, link=link, calibration=job.calibration),
         job.root_process,
     )
     return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from src.batches import Batches
+from src.calibration import Calibration
 from src.config import Config
 from src.distributed import Communicator
 from src.errors import RunError, UsageError
@@ -70,9 +71,11 @@ class CentralLearner(LearningProcess):
         spaces: Spaces,
         queues: tuple[SlotQueue, ...],
         link: Link,
+        calibration: Calibration | None,
     ) -> None:
         """`spaces` are those of the actors' environments."""
         assert shared_memory is not None
+        self.calibration = calibration
         super().__init__(config, communicator, num_threads, heartbeat, PhaseTimer(), spaces)
         self.store, self.weights = open_shared_parts(
             config, spaces, len(self.learner.parameters), shared_memory
@@ -96,6 +99,7 @@ class CentralLearner(LearningProcess):
         slot_mb = store_bytes(size) / size.slots / 2**20
         return {
             **super().facts(),
+            **({} if self.calibration is None else {"calibration": self.calibration.describe()}),
             "unrolls": f"{self.batches.batch_size} in a batch, {size.slots} slots of {slot_mb:.1f} MB, "
             f"policy lag at most {impala.max_policy_lag}",
         }
@@ -225,7 +229,11 @@ class CentralLearner(LearningProcess):
         self.timer.seconds.update(state["phase_seconds"][self.communicator.rank])
         self.wait_before = self.timer.seconds["wait"]
         if self.leads:
-            self.store.begun[:] = state["begun"][self.communicator.node_rank]
+            node, actors = self.communicator.node_rank, self.store.size.actors
+            self.store.begun[:] = state["begun"][node]
+            saved = state["phase_seconds"][self.communicator.world_size + node * actors :][:actors]
+            self.store.phases[:] = [[phases[phase] for phase in PHASES] for phases in saved]
+            self.waits_before = self._actor_waits()
 
     def finish(self) -> Update | None:
         """Let the actors leave."""
@@ -233,14 +241,16 @@ class CentralLearner(LearningProcess):
         return None
 
     def figures(self) -> dict[str, Any]:
-        """Who waited for whom, as shares of all the time that processes of each kind had."""
+        """How long a learner and an actor waited for the other side, the means over all of them."""
         count = self.communicator.world_size
         sides = self.phase_seconds[:count], self.phase_seconds[count:]
         learners, actors = (sum(each["wait"] for each in side) / len(side) for side in sides)
         return {
             "impala": {
+                "actors": len(sides[1]),
                 "learner_wait_seconds": round(learners, 3),
                 "actor_wait_seconds": round(actors, 3),
                 "actor_restarts": self.batches.replaced,
+                "calibration": None if self.calibration is None else self.calibration.to_dict(),
             }
         }

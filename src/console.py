@@ -49,18 +49,27 @@ def describe_levels(env: EnvConfig) -> str:
     return f"levels {env.start_level} to {env.start_level + (env.num_levels or 0) - 1}"
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def describe_processes(config: Config) -> str:
     if config.mode == "sequential":
         return f"{config.env.num_envs} in groups of {config.group_size}, one process"
+    kind = "actor" if config.has_actors else "worker"
     return (
         f"{config.env.num_envs} in groups of {config.group_size}, "
-        f"{config.envs_per_process} for each of {config.num_processes} workers"
+        f"{config.envs_per_process} for each of {counted(config.num_processes, kind)}"
+        f"{f' on {config.num_nodes} nodes' if config.num_nodes > 1 else ''}"
     )
 
 
 def describe_learning(config: Config) -> str:
     training = config.training
     passes = "one step on the whole rollout"
+    if config.has_actors:
+        unrolls = config.timesteps_per_update // config.timesteps_per_unroll
+        passes = f"{counted(config.num_learners, 'learner')}, one step on {counted(unrolls, 'unroll')}"
     if config.algorithm == "ppo":
         size = training.batch_size or config.timesteps_per_update
         passes = f"{training.n_epochs} epochs, minibatches of {size:,}"
@@ -94,9 +103,10 @@ def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: 
     for name, value in rows.items():
         print(f"{name:<13} {value}")
     print("=" * WIDTH, flush=True)
-    if config.mode == "parallel":
-        for rank in range(config.num_processes):
-            print(f"Worker {rank} started with {config.envs_per_process} environments", flush=True)
+    if config.mode != "sequential":
+        kind = "Actor" if config.has_actors else "Worker"
+        for number in range(config.num_processes):
+            print(f"{kind} {number} started with {config.envs_per_process} environments", flush=True)
 
 
 class Progress:
@@ -151,6 +161,43 @@ class Progress:
             self.bar.close()
 
 
+def count_processes(record: dict[str, Any]) -> dict[str, str]:
+    """The rows of the summary that say what ran."""
+    environments = str(record["config"]["env"]["num_envs"])
+    if record["training_mode"] == "sequential":
+        return {"Environments": environments}
+    workers = len(record["workers"])
+    kinds = {"Workers": str(workers)}
+    if "slowest_rank" in record:
+        slowest = record["slowest_rank"]
+        kinds = {
+            "Nodes x workers": f"{slowest['nodes']} x {workers // slowest['nodes']}",
+            "Slowest rank": f"{slowest['name']}: busy {slowest['busy_seconds']:.1f} s, "
+            f"{slowest['mean_busy_seconds']:.1f} s on average",
+        }
+    if "impala" in record:
+        actors = record["impala"]["actors"]
+        kinds = {"Actors": str(actors), "Learners": str(workers - actors)}
+    return {**kinds, "Total environments": environments}
+
+
+def who_waited(record: dict[str, Any]) -> str:
+    """Which side of IMPALA held the other up, and what would help."""
+    seconds, figures = record["duration_hours"] * 3600, record["impala"]
+    if not seconds:
+        return "nobody yet"
+    actors, learners = figures["actor_wait_seconds"] / seconds, figures["learner_wait_seconds"] / seconds
+    if actors > learners:
+        return (
+            f"learner-bound: actors waited {actors:.0%} of the time (learners {learners:.0%}); "
+            "fewer actors or a larger batch would help"
+        )
+    advice = "more actors or more environments for each would help"
+    if len(record["workers"]) > record["hardware"]["usable_cores"]:
+        advice = "they share the cores, so actors ran meanwhile"
+    return f"actor-bound: learners waited {learners:.0%} of the time (actors {actors:.0%}); {advice}"
+
+
 def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -> None:
     """Print TRAINING SUMMARY from the content of benchmark_metrics.json."""
     performance = record["performance"]
@@ -159,19 +206,13 @@ def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -
         return "no episode finished" if performance[key] is None else f"{performance[key]:.2f}"
 
     config = record["config"]
-    processes = {"Environments": str(config["env"]["num_envs"])}
-    if record["training_mode"] == "parallel":
-        processes = {
-            "Workers": str(config["parallel"]["num_workers"]),
-            "Total environments": str(config["env"]["num_envs"]),
-        }
     rows = {
         "Status": record["status"],
         "Duration": f"{clock(record['duration_hours'] * 3600)} ({record['duration_hours']:.4f} hours)",
         "Total timesteps": f"{record['total_timesteps']:,}",
         "Total updates": f"{record['total_updates']:,}",
         "Total episodes": f"{record['total_episodes']:,}",
-        **processes,
+        **count_processes(record),
         "Average FPS": f"{record['average_fps']:,.1f}",
         "Final FPS": f"{record['final_fps']:,.1f}",
         "Initial reward": reward("initial_reward"),
@@ -183,6 +224,7 @@ def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -
             for phase, part in record["time_breakdown"].items()
             if part["share"] >= 0.005
         ),
+        **({"Who waited": who_waited(record)} if "impala" in record else {}),
         "Checkpoint": str(checkpoint) if checkpoint is not None else "none",
         "Results": str(root),
     }

@@ -168,7 +168,12 @@ def small_run(algorithm: str) -> Config:
         "parallel": {"num_workers": 1},
         "env": {"id": "coinrun", "num_envs": 8},
         "model": {"architecture": "impala"},
-        "training": {"n_steps": 8, "batch_size": None, "n_epochs": 1},
+        "training": {
+            "n_steps": 8,
+            "batch_size": None,
+            "n_epochs": 1,
+            "normalize_advantages": algorithm != "impala",
+        },
     }
     return build_config(settings, "quick test")
 

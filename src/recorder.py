@@ -160,6 +160,7 @@ class Recorder:
         )
         window = last_elapsed - first_elapsed
         peak = max(self.peak_before_gb, self.monitor.peak_gb)
+        names = self.trainer.communicator.names
         figures = {
             "start_time": self.start_time,
             "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -173,10 +174,17 @@ class Recorder:
             "resource_usage": {**self.monitor.usage(), "peak_memory_gb": round(peak, 4)},
             "time_breakdown": breakdown(mean_phases(snapshot["phase_seconds"]), elapsed),
             "workers": [
-                {"threads": threads, "time_breakdown": breakdown(phases, elapsed)}
-                for threads, phases in zip(snapshot["threads"], snapshot["phase_seconds"], strict=True)
+                {
+                    "name": names[rank] if names else self.config.process_name(rank),
+                    "threads": threads,
+                    "time_breakdown": breakdown(phases, elapsed),
+                }
+                for rank, (threads, phases) in enumerate(
+                    zip(snapshot["threads"], snapshot["phase_seconds"], strict=True)
+                )
             ],
         }
+        figures |= self.trainer.figures()
         print_summary(write_record(self.folder, self.config, status, figures), self.folder.root, checkpoint)
 
     def finish_failed(self) -> None:

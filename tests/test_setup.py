@@ -6,6 +6,7 @@ version would, write down what pip and uv are asked to do, and leave the rest to
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -69,7 +70,7 @@ class Scene:
             (self.bin / tool).symlink_to(found)
         (folder / "pip_config").write_text("")
         (folder / "verify").write_text("cpu\nPython, torch and procgen work\n")
-        self.script(folder / "uv", f'#!/bin/bash\necho "uv $*" >>\'{folder}/calls\'\n')
+        self.script(folder / "uv", f"#!/bin/bash\necho \"uv $*\" >>'{folder}/calls'\n")
         self.report(CPU_TORCH)
 
     def script(self, path: Path, text: str) -> None:
@@ -481,7 +482,7 @@ def clone(tmp_path: Path) -> Path:
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
     (tmp_path / "venv" / ".setup-stamp").touch()
-    for name in ("evaluate", "plot_results", "train_ppo_sequential"):
+    for name in ("compare_results", "evaluate", "plot_results", "run_benchmark", "train_ppo_sequential"):
         (tmp_path / f"{name}.py").write_text("import sys\nprint(sys.argv)\n")
     return tmp_path
 
@@ -500,7 +501,10 @@ def test_make_evaluate_takes_the_newest_final_checkpoint(clone: Path) -> None:
     assert arguments == str(["evaluate.py", "--checkpoint", newest, "--num-episodes", "7", "--split", "test"])
 
 
-@pytest.mark.parametrize(("target", "named"), [("evaluate", "*_final.pt"), ("plot", "metrics.jsonl")])
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [("evaluate", "*_final.pt"), ("plot", "metrics.jsonl"), ("compare", "study.yaml")],
+)
 def test_make_says_in_one_line_that_there_is_nothing_to_show(clone: Path, target: str, named: str) -> None:
     result = make(target, folder=clone)
     assert result.returncode != 0
@@ -513,6 +517,50 @@ def test_make_train_leaves_to_the_configuration_what_is_not_given(clone: Path) -
     given = make("train", "ENV=coinrun", "SEED=3", "OUTPUT=my runs/a", folder=clone)
     expected = ["--output-dir", "my runs/a", "--env", "coinrun", "--seed", "3"]
     assert given.stdout.splitlines()[-1].endswith(str(expected)[1:])
+
+
+def test_make_benchmark_is_a_small_study_whose_size_can_be_set(clone: Path) -> None:
+    def arguments(*settings: str) -> list[str]:
+        result = make("benchmark", "OUTPUT=my study", *settings, folder=clone)
+        assert result.returncode == 0, result.stderr
+        return ast.literal_eval(result.stdout.splitlines()[-1])
+
+    matrix = ["run_benchmark.py", "--algorithms", "ppo", "impala", "--modes", "sequential", "parallel"]
+    assert arguments() == [
+        *(*matrix, "--envs", "coinrun", "--seeds", "42", "--duration", "0.017"),
+        *("--evaluate-episodes", "20", "--output-dir", "my study"),
+    ]
+    given = arguments("ENVS=coinrun maze", "SEEDS=1 2", "DURATION=0.5", "EPISODES=7", "ARGS=--cooldown 9")
+    assert given == [
+        *(*matrix, "--envs", "coinrun", "maze", "--seeds", "1", "2", "--duration", "0.5"),
+        *("--evaluate-episodes", "7", "--output-dir", "my study", "--cooldown", "9"),
+    ]
+
+
+def test_make_compare_takes_the_newest_study_or_the_runs_that_are_named(clone: Path) -> None:
+    for age, name in enumerate(["benchmarks/new one", "benchmarks/old"]):
+        path = clone / name / "study.yaml"
+        path.parent.mkdir(parents=True)
+        path.touch()
+        os.utime(path, (2_000_000_000 - age, 2_000_000_000 - age))
+    newest = make("compare", folder=clone).stdout.splitlines()[-1]
+    picture = "benchmarks/new one/comparison.png"
+    assert ast.literal_eval(newest) == [
+        "compare_results.py",
+        "--runs",
+        "benchmarks/new one",
+        "--output",
+        picture,
+    ]
+    named = make("compare", "RUNS=runs/a runs/b", "OUTPUT=c.png", folder=clone).stdout.splitlines()[-1]
+    assert ast.literal_eval(named) == [
+        "compare_results.py",
+        "--runs",
+        "runs/a",
+        "runs/b",
+        "--output",
+        "c.png",
+    ]
 
 
 def test_make_clean_removes_caches_and_nothing_else(clone: Path) -> None:

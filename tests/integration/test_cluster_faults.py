@@ -1,0 +1,149 @@
+"""What happens to one rank ends all, in the same words, with the last checkpoint whole; then it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import cluster_runs, runs
+from tests.cluster_runs import PPO, TINY, Nodes, fault, torchrun
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.integration]
+
+TIMEOUT = 6
+EVERY_STATE = ("--set", "logging.snapshot_seconds=0", "--set", f"cluster.timeout_seconds={TIMEOUT}")
+
+
+def assert_whole(folder: Path) -> None:
+    """The newest checkpoint can be read, and is where the metrics end."""
+    newest = max(folder.glob("checkpoints/*_step_*.pt"), key=lambda path: int(path.stem.split("_")[-1]))
+    counters = runs.checkpoint(folder, newest.stem.removeprefix("ppo_distributed_"))["counters"]
+    assert counters["timesteps"] == runs.rows(folder)[-1]["timesteps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "here", "there"),
+    [
+        ("raise", "environment 2 raised at step", "rank 1 on {host}: environment 2 raised at step"),
+        ("kill", "rank 1 on {host} was killed by SIGKILL", "rank 1 on {host} is gone: killed, or cut off"),
+        (
+            "hang",
+            f"made no progress for {TIMEOUT} s",
+            f"rank 1 on {{host}}: made no progress for {TIMEOUT} s",
+        ),
+    ],
+)
+def test_a_rank_that_fails_on_one_node_ends_the_other_with_its_name(
+    tmp_path: Path, kind: str, here: str, there: str
+) -> None:
+    folder, host = tmp_path / "run", socket.gethostname()
+    began = tmp_path / "began"
+    flags = (*TINY, *EVERY_STATE, *fault(fault=kind, at=120, once=began), "--num-workers", 1)
+    with Nodes(cluster_runs.own_address()) as nodes:
+        nodes.start(PPO, *flags, "--output-dir", folder)
+        (code, output, errors), (other_code, _, other_errors) = nodes.wait(90)
+        ended = time.time()
+    assert (code, other_code) == (1, 1)
+    assert here.format(host=host) in other_errors.splitlines()[-1]
+    assert there.format(host=host) in errors.splitlines()[-1]
+    assert ended - began.stat().st_mtime < TIMEOUT + 10
+    assert runs.record(folder)["status"] == "failed"
+    assert_whole(folder)
+    cluster_runs.assert_nothing_left(folder)
+
+
+def test_torchrun_starts_a_killed_run_anew_and_it_goes_on(tmp_path: Path) -> None:
+    folder, once = tmp_path / "run", tmp_path / "once"
+    flags = (*TINY, *EVERY_STATE, *fault(fault="kill", at=200, once=once), "--total-timesteps", 32 * 60)
+    process = cluster_runs.start(torchrun(PPO, *flags, "--output-dir", folder, restarts=2))
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert f"rank 1 on {socket.gethostname()} is gone" in errors
+    assert output.count("TRAINING SUMMARY") == 2
+    record = runs.record(folder)
+    assert (record["status"], record["total_timesteps"]) == ("completed", 32 * 60)
+    assert [row["update"] for row in runs.rows(folder)] == list(range(1, 61))
+    assert record["duration_hours"] * 3600 >= runs.rows(folder)[-1]["time/elapsed_seconds"] - 1e-3
+
+
+def test_a_signal_to_one_node_stops_all_at_one_boundary_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    flags = (*TINY, *fault(delay=0.002), "--num-workers", 1, "--resume", "auto", "--output-dir", folder)
+    with Nodes(cluster_runs.own_address()) as nodes:
+        nodes.start(PPO, *flags)
+        runs.wait_for_rows(folder, 5)
+        nodes.processes[1].send_signal(signal.SIGUSR1)
+        (code, _, errors), (other_code, _, other_errors) = nodes.wait(30)
+    assert (code, other_code) == (128 + signal.SIGUSR1,) * 2, errors + other_errors
+    first = runs.record(folder)
+    assert first["status"] == "interrupted"
+    assert_whole(folder)
+    cluster_runs.assert_nothing_left(folder)
+
+    budget = first["total_timesteps"] + 320
+    with Nodes(cluster_runs.own_address()) as nodes:
+        nodes.start(PPO, *flags, "--total-timesteps", budget)
+        (code, _, errors), (other_code, *_) = nodes.wait(60)
+    assert (code, other_code) == (0, 0), errors
+    second = runs.record(folder)
+    assert (second["status"], second["total_timesteps"]) == ("completed", budget)
+    updates = [row["update"] for row in runs.rows(folder)]
+    assert updates == list(range(1, budget // 32 + 1))
+    elapsed = [row["time/elapsed_seconds"] for row in runs.rows(folder)]
+    assert elapsed == sorted(elapsed)  # the time before counts
+
+
+def test_a_port_that_is_taken_is_refused_at_once_by_name(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        started = time.monotonic()
+        result = runs.run(
+            PPO, *TINY, "--num-nodes", 2, "--node-rank", 0, "--num-workers", 2, "--master-addr",
+            cluster_runs.own_address(), "--master-port", port, "--output-dir", tmp_path / "run",
+        )  # fmt: skip
+    assert result.returncode == 2
+    assert f"cluster.master_port = {port} cannot be used on {socket.gethostname()}" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert time.monotonic() - started < 15
+    assert not (tmp_path / "run").exists()
+
+
+def test_nodes_with_different_settings_are_refused_by_both(tmp_path: Path) -> None:
+    address = cluster_runs.own_address()
+    with Nodes(address) as nodes:
+        common = (PPO, *TINY, "--output-dir", tmp_path / "run", *nodes.place)
+        for node, workers in enumerate((1, 2)):
+            words = runs.command(*common, "--node-rank", node, "--num-workers", workers)
+            nodes.processes.append(cluster_runs.start(words))
+        ended = nodes.wait(60)
+    for code, _, errors in ended:
+        assert code == 2, errors
+        assert "cluster.num_workers = 2 on rank" in errors.splitlines()[-1]
+        assert "1 on rank 0" in errors.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrong_values_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    for flags, words in (
+        (("--num-nodes", 2, "--node-rank", 1, "--master-addr", "127.0.0.1"), ("127.0.0.1", "num_nodes = 2")),
+        (("--num-workers", 3, "--num-envs", 4), ("env.num_envs = 4", "= 3")),
+        (("--num-actors", 3), ("--num-actors 3", "IMPALA")),
+    ):
+        result = runs.run(PPO, *TINY, *flags, "--output-dir", tmp_path / "run", env={**os.environ})
+        assert result.returncode == 2
+        assert len(result.stderr.splitlines()) == 1
+        assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_a_restarted_job_without_a_folder_is_refused(tmp_path: Path) -> None:
+    restarted = {**os.environ, "SLURM_RESTART_COUNT": "1"}
+    result = runs.run(PPO, *TINY, "--num-workers", 1, env=restarted)
+    assert result.returncode == 2
+    assert "started 2 times needs --output-dir" in result.stderr

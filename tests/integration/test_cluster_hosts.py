@@ -1,0 +1,116 @@
+"""Two hosts, each a network namespace, joined by a shaped link: the cable is pulled, and the scripts of cluster/
+start runs on them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import cluster_runs, runs
+from tests.cluster_runs import PPO, TINY, Nodes, fault, two_hosts
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.integration]
+
+TIMEOUT = 5
+
+
+def test_a_cable_that_is_pulled_ends_both_sides_in_time_with_the_last_checkpoint_whole(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    flags = (*TINY, *fault(delay=0.002), "--set", f"cluster.timeout_seconds={TIMEOUT}", "--num-workers", 1)
+    with two_hosts() as (names, address), Nodes(address, names) as nodes:
+        nodes.start(PPO, *flags, "--set", "logging.checkpoint_interval=5", "--output-dir", folder)
+        runs.wait_for_rows(folder, 12)
+        started = time.monotonic()
+        cluster_runs.cut()
+        (code, output, errors), (other_code, _, other_errors) = nodes.wait(60)
+        took = time.monotonic() - started
+    assert (code, other_code) == (1, 1), errors + other_errors
+    assert took < TIMEOUT + 10
+    assert "rank 1 on " in errors.splitlines()[-1], errors
+    assert "rank 0 on " in other_errors.splitlines()[-1], other_errors
+    assert runs.record(folder)["status"] == "failed"
+    newest = max(folder.glob("checkpoints/*_step_*.pt"), key=lambda path: path.stat().st_mtime)
+    kind = newest.stem.removeprefix("ppo_distributed_")
+    assert runs.checkpoint(folder, kind)["counters"]["timesteps"] == runs.rows(folder)[-1]["timesteps"]
+    cluster_runs.assert_nothing_left(folder)
+
+
+def test_the_check_measures_the_link_and_every_rank() -> None:
+    with two_hosts(rate="100mbit") as (names, address), Nodes(address, names) as nodes:
+        for node, name in enumerate(names):
+            words = [sys.executable, "-m", "src.distributed", "--check", "--megabytes", 4, *nodes.place]
+            inside = ["ip", "netns", "exec", name, *map(str, words), "--node-rank", str(node)]
+            nodes.processes.append(cluster_runs.start(inside))
+        (code, output, errors), (other_code, *_) = nodes.wait(60)
+    assert (code, other_code) == (0, 0), errors
+    first, second = (
+        line.split() for line in output.splitlines() if line.startswith("rank ") and " on " in line
+    )
+    assert first[:3] == ["rank", "0", "on"]
+    assert second[4] == "rlcb-veth-b"
+    trip, bandwidth, offset = float(second[-5]), float(second[-3]), float(second[-2])
+    assert 0 < trip < 100_000  # microseconds
+    assert 4 < bandwidth < 60  # MB/s: 12.5 and what the shaper lets through at first
+    assert abs(offset) < 100  # milliseconds, of one and the same clock
+    assert "all-reduce over 2 rank(s): " in output
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    """What stands in for ssh: runs a command line in the namespace that has an address."""
+    path = tmp_path / "remote"
+    path.write_text(
+        '#!/bin/sh\n[ "$1" = 10.98.7.2 ] || exit 3\nshift\nexec ip netns exec rlcb-b sh -c "$*"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.slow
+def test_the_pbs_script_stops_before_its_limit_submits_itself_and_goes_on(
+    tmp_path: Path, remote: Path
+) -> None:
+    """With the variables and the node file that PBS gives, and stand-ins for its commands: there is no PBS
+    here."""
+    folder, submitted, nodefile = tmp_path / "run", tmp_path / "submitted", tmp_path / "nodes"
+    nodefile.write_text("10.98.7.1\n10.98.7.1\n10.98.7.2\n10.98.7.2\n")
+    qsub = tmp_path / "qsub"
+    qsub.write_text(f'#!/bin/sh\necho "$@" > {submitted}\n')
+    qsub.chmod(0o755)
+    flags = " ".join(map(str, (*TINY, *fault(delay=0.002), "--num-workers", 1)))
+    given = {
+        "PBS_JOBID": "123.server", "PBS_NODEFILE": nodefile, "PBS_O_WORKDIR": runs.PROJECT, "OUTPUT": folder,
+        "PYTHON": sys.executable, "REMOTE": remote, "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PBS_WALLTIME": 14_400,
+    }  # fmt: skip
+    command = ["ip", "netns", "exec", "rlcb-a", "bash", str(runs.PROJECT / "cluster" / "pbs.sh")]
+    with two_hosts():
+        job = cluster_runs.start(command, **given, FLAGS=flags)
+        try:
+            runs.wait_for_rows(folder, 5)
+            job.send_signal(signal.SIGTERM)
+            output, errors = job.communicate(timeout=40)
+        finally:
+            job.kill()
+        assert job.returncode == 143, output + errors
+        first = runs.record(folder)
+        assert first["status"] == "interrupted"
+        assert f"OUTPUT={folder},SCRIPT={PPO}," in submitted.read_text()
+
+        budget = first["total_timesteps"] + 320
+        job = cluster_runs.start(command, **given, FLAGS=f"{flags} --total-timesteps {budget}")
+        try:
+            output, errors = job.communicate(timeout=60)
+        finally:
+            job.kill()
+    assert job.returncode == 0, output + errors
+    assert runs.record(folder)["total_timesteps"] == budget
+    assert [row["update"] for row in runs.rows(folder)] == list(range(1, budget // 32 + 1))
+    cluster_runs.assert_nothing_left(folder)
