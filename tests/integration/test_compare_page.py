@@ -121,7 +121,7 @@ def test_every_chart_is_drawn(browser: str, page: Path, tmp_path: Path) -> None:
         assert chart["lines"] >= 4 and "NaN" not in json.dumps(chart)
     assert all("PPO parallel (n=3)" in chart["text"] for chart in charts[:4])  # the others are narrow
     assert charts[0]["bands"] >= 2 and charts[0]["title"].startswith("Episode return over timesteps")
-    assert "n=2" in charts[1]["text"] and "hours of wall clock" in charts[1]["text"]
+    assert "n=2" in charts[1]["text"] and "minutes of wall clock" in charts[1]["text"]
 
 
 def test_zoom_reset_and_reading(browser: str, page: Path, tmp_path: Path) -> None:

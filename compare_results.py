@@ -1,0 +1,8 @@
+"""Compare runs: tables, statistics, plots and one page, from the folders that training scripts leave."""
+
+import sys
+
+from src.comparison_cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

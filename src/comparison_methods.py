@@ -1,0 +1,69 @@
+"""How the figures of a comparison were made, in words: every output says it."""
+
+from __future__ import annotations
+
+from src.comparison import Comparison
+from src.comparison_format import window_text
+from src.comparison_metrics import CLOCKS
+from src.metrics import WINDOW
+from src.procgen_scores import NORMALISATION, REFERENCE_CITATION, score_range
+from src.statistics import CONFIDENCE
+
+
+def methods(comparison: Comparison) -> list[str]:
+    """One sentence or two for each method."""
+    bootstrap = comparison.options.bootstrap
+    lines = [
+        f"Returns are raw; a curve is the mean of the last {WINDOW} episodes, interpolated linearly between "
+        "updates and never extended beyond a run's end. Means are over the seeds still running; n says how "
+        "many.",
+        "Equal timesteps and equal wall clock answer different questions: "
+        f"{_windows(comparison)}. The shortest completed run sets the point; runs cut short before it are "
+        "left out there. The area under the curve "
+        "is given as the mean return over that part (trapezoids).",
+        "± is the sample standard deviation over seeds. Intervals are "
+        f"{CONFIDENCE:.0%} percentile bootstraps ({bootstrap.samples:,} samples, seed "
+        f"{bootstrap.seed}), runs resampled within each group and game.",
+        "Differences are tested by Welch's t-test, two-sided, adjusted by Holm's method over all pairs of a "
+        "figure; over games, the mean of the games' differences with Satterthwaite's degrees of freedom.",
+        _normalisation(comparison),
+    ]
+    if any(result.reached for result in comparison.results):
+        lines.append(
+            f"A threshold is reached at the first update whose mean of {WINDOW} episodes is at or above it; "
+            "means of fewer episodes do not count. The median takes seeds that never got there as later than "
+            "all others."
+        )
+    lines.append(
+        f"Speedup is the average FPS over that of {comparison.baseline}; efficiency gain is how many more "
+        "timesteps an hour brings than there, in percent."
+    )
+    if comparison.options.reference:
+        lines.append(f"Published figures: {REFERENCE_CITATION}.")
+    return lines
+
+
+def _windows(comparison: Comparison) -> str:
+    parts = []
+    for game in comparison.games:
+        points = [
+            window_text(clock, window.end)
+            for clock in CLOCKS
+            if (window := game.windows[clock.key]) is not None
+        ]
+        parts.append(f"{game.game} at {' and at '.join(points) or 'no common point'}")
+    return "; ".join(parts)
+
+
+def _normalisation(comparison: Comparison) -> str:
+    """Every range that was used, by game and mode."""
+    ranges = {}
+    for result in comparison.results:
+        mode = result.group.runs[0].setting("env.distribution_mode")
+        limits = score_range(result.group.env, mode)
+        if limits is not None:
+            ranges[f"{result.group.game} {mode}"] = f"{limits[0]:g} to {limits[1]:g}"
+    if not ranges:
+        return "No normalised scores: there are published ranges for Procgen's easy and hard modes only."
+    listed = ", ".join(f"{name} {limits}" for name, limits in ranges.items())
+    return f"Normalised score = (return - min) / (max - min), ranges of {NORMALISATION}: {listed}."
