@@ -39,6 +39,7 @@ class ResourceMonitor:
         self._samples = 0
         self._cores = usable_cores()
         self._root = psutil.Process(root_process)
+        self._seen: dict[tuple[int, float], float] = {}
         self._started = time.perf_counter()
         self._last = (self._started, self._cpu_seconds())
         self._first_cpu_seconds = self._last[1]
@@ -46,12 +47,13 @@ class ResourceMonitor:
         self._thread = threading.Thread(target=self._run, name="resource-monitor", daemon=True)
 
     def _cpu_seconds(self) -> float:
-        total = 0.0
+        """Of the tree's processes, those that have ended by now included: as much as was last seen of
+        them."""
         for process in _tree(self._root):
             with contextlib.suppress(psutil.Error):  # it ended between being listed and being read
                 times = process.cpu_times()
-                total += times.user + times.system
-        return total
+                self._seen[process.pid, process.create_time()] = times.user + times.system
+        return sum(self._seen.values())
 
     def sample(self) -> None:
         """Take one sample now."""

@@ -97,6 +97,19 @@ def test_a_busy_process_shows_and_a_sleeping_one_does_not() -> None:
     assert busy < 130
 
 
+def test_the_time_of_a_process_that_has_ended_still_counts() -> None:
+    monitor = ResourceMonitor(10)
+    started = time.perf_counter()
+    with child(BUSY_CHILD) as _:
+        time.sleep(1)
+        monitor.sample()
+        used = monitor._cpu_seconds()
+    seconds = time.perf_counter() - started
+    assert used > 0.2
+    assert monitor._cpu_seconds() >= used
+    assert monitor.usage()["average_cpu_percent"] >= 100 * 0.2 / (seconds + 1) / usable_cores()
+
+
 def test_the_background_thread_samples_until_it_is_stopped() -> None:
     monitor = ResourceMonitor(0.02)
     monitor.start()
