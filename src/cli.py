@@ -89,7 +89,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def default_config_path(algorithm: str, mode: str) -> Path:
-    return PROJECT / "config" / f"{algorithm}_{mode}.yaml"
+    name = "cpu_cluster" if mode == "distributed" else mode
+    return PROJECT / "config" / f"{algorithm}_{name}.yaml"
 
 
 def make_parser(algorithm: str, mode: str, timed: bool) -> Parser:
@@ -114,7 +115,11 @@ def make_parser(algorithm: str, mode: str, timed: bool) -> Parser:
         "--output-dir", type=Path, metavar="DIR", help="folder of the run (default: a new one in runs/)"
     )
     existing = parser.add_mutually_exclusive_group()
-    existing.add_argument("--resume", action="store_true", help="continue the run in --output-dir")
+    if mode == "distributed":
+        text = "continue the run in --output-dir; auto: if there is one, as a restarted job does by itself"
+        existing.add_argument("--resume", nargs="?", const="yes", choices=("yes", "auto"), help=text)
+    else:
+        existing.add_argument("--resume", action="store_true", help="continue the run in --output-dir")
     existing.add_argument("--overwrite", action="store_true", help="replace the run in --output-dir")
     for flag in FLAGS:
         metavar = {float: "X", count: "N"}.get(flag.type, "TEXT")
@@ -161,6 +166,9 @@ def apply_flags(data: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 def apply_workers(data: dict[str, Any], arguments: argparse.Namespace, mode: str) -> None:
     """Write the flags that say how many processes there are and how many environments each of them has."""
+    if data["algorithm"] == "impala" and mode != "sequential":
+        apply_actors(data, arguments)
+        return
     if arguments.num_actors is not None:
         raise UsageError(f"--num-actors {arguments.num_actors}: only IMPALA has actors; use --num-workers")
     workers = arguments.num_workers
@@ -179,6 +187,28 @@ def apply_workers(data: dict[str, Any], arguments: argparse.Namespace, mode: str
             f"--num-envs-per-worker {per_process} x {count} workers contradicts --num-envs {total}"
         )
     set_value(data, "env.num_envs", per_process * count, "--num-envs-per-worker")
+
+
+def apply_actors(data: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """The same for IMPALA."""
+    if arguments.num_workers is not None:
+        raise UsageError(
+            f"--num-workers {arguments.num_workers}: IMPALA has actors and learners; use --num-actors and "
+            "--set impala.num_learners=N"
+        )
+    if arguments.num_actors is not None:
+        set_value(data, "impala.num_actors", arguments.num_actors, "--num-actors")
+    per_process = arguments.num_envs_per_worker
+    if per_process is None:
+        return
+    actors = (data.get("impala") or {}).get("num_actors") or cpu_utils.usable_cores()
+    set_value(data, "impala.num_actors", actors, "--num-envs-per-actor")
+    total = vars(arguments)["env.num_envs"]
+    if total not in (None, per_process * actors):
+        raise UsageError(
+            f"--num-envs-per-actor {per_process} x {actors} actors contradicts --num-envs {total}"
+        )
+    set_value(data, "env.num_envs", per_process * actors, "--num-envs-per-actor")
 
 
 def apply_budget(data: dict[str, Any], arguments: argparse.Namespace, timed: bool) -> None:

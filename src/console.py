@@ -205,7 +205,6 @@ def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -
     def reward(key: str) -> str:
         return "no episode finished" if performance[key] is None else f"{performance[key]:.2f}"
 
-    config = record["config"]
     rows = {
         "Status": record["status"],
         "Duration": f"{clock(record['duration_hours'] * 3600)} ({record['duration_hours']:.4f} hours)",

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from src import cpu_utils
+from src.calibration import Calibration
 from src.config import Config
 from src.errors import PeerLost, RunError, UsageError
 from src.presence import Presence
@@ -31,6 +32,15 @@ from src.signals import StopSignal
 # What a worker does, as a module with a function `work(job, link)`; loaded in the workers only.
 DATA_PARALLEL, ASYNCHRONOUS, ACTORS_AND_LEARNERS = "src.parallel", "src.async_workers", "src.actor_learner"
 DISTRIBUTED = "src.cluster_worker"
+
+
+def module_of(config: Config) -> str:
+    """What the workers of a run do."""
+    if config.has_actors:
+        return ACTORS_AND_LEARNERS
+    if config.mode == "distributed":
+        return DISTRIBUTED
+    return ASYNCHRONOUS if config.algorithm == "a3c" else DATA_PARALLEL
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,8 @@ class Job:
     root_process: int
     world: Any = None
     """The node's place in a distributed run (src.cluster.World)."""
+    calibration: Calibration | None = None
+    """What the numbers of actors and learners come from, if they were not given."""
 
 
 @dataclass(frozen=True)

@@ -19,22 +19,15 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from src import cpu_utils
+from src.calibration import Calibration, calibrate
 from src.cluster import World
 from src.config import Config
-from src.errors import RunError, UsageError
+from src.errors import Interrupted, RunError, UsageError
 from src.presence import ABORT, Presence
 from src.record import write_failed_record
 from src.run_folder import RunFolder
 from src.signals import StopSignal
-from src.worker_process import (
-    ACTORS_AND_LEARNERS,
-    ASYNCHRONOUS,
-    DATA_PARALLEL,
-    DISTRIBUTED,
-    Job,
-    Link,
-    worker_main,
-)
+from src.worker_process import Job, Link, module_of, worker_main
 
 logger = logging.getLogger(__name__)
 
@@ -81,26 +74,38 @@ def train_in_workers(
 
     Returns the exit code. Raises UsageError or RunError with the words of the worker that failed.
     """
-    return train_on_node(config, folder, num_threads, resume, overwrite, world=None)
+    calibration = None
+    if config.has_actors and None in (config.impala.num_actors, config.impala.num_learners):
+        print("Measuring how many actors and learners suit this machine: a few seconds", flush=True)
+        with StopSignal() as stop:
+            try:
+                config, calibration = calibrate(config, stop.check)
+            except Interrupted as interruption:
+                return interruption.exit_code
+    return train_on_node(config, folder, num_threads, resume, overwrite, None, calibration)
 
 
 def train_on_node(
-    config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool, world: World | None
+    config: Config,
+    folder: RunFolder,
+    num_threads: int,
+    resume: bool,
+    overwrite: bool,
+    world: World | None,
+    calibration: Calibration | None = None,
 ) -> int:
     """The same with the processes of one node of a distributed run, whose place in it is `world`."""
     busy, cores = config.num_busy_processes, cpu_utils.usable_cores()
     if busy * num_threads > cores:
         logger.warning("%d workers of %d thread(s) share %d usable cores", busy, num_threads, cores)
     context = multiprocessing.get_context("spawn")
-    module, queues = DATA_PARALLEL, None
+    module, queues = module_of(config), None
     if config.has_actors:
-        module, queues = ACTORS_AND_LEARNERS, (context.Pipe(duplex=False), context.Pipe(duplex=False))
-    elif config.algorithm == "a3c":
-        module = ASYNCHRONOUS
-    elif world is not None:
-        module = DISTRIBUTED
-    lock, pid = context.Lock(), os.getpid()
-    job = Job(module, lock, queues, config, folder, num_threads, resume, overwrite, pid, world)
+        queues = context.Pipe(duplex=False), context.Pipe(duplex=False)
+    with StopSignal.blocked():  # it starts a process of its own that tidies up after it
+        lock = context.Lock()
+    pid = os.getpid()
+    job = Job(module, lock, queues, config, folder, num_threads, resume, overwrite, pid, world, calibration)
     crew = Crew(context, job)
     with StopSignal(repeats=world is not None) as stop:
         try:
@@ -141,11 +146,8 @@ class Crew:
         link = Link(rank, self.presence.begin(rank), self.presence, theirs, self.job.root_process)
         name = self.config.process_name(rank).replace(" ", "-")
         process = self.context.Process(target=worker_main, args=(self.job, link), name=name, daemon=True)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, StopSignal.SIGNALS)
-        try:
+        with StopSignal.blocked():
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         return Worker(process, ours)
 
@@ -165,7 +167,7 @@ class Crew:
             elif stop.received and not self.presence.stop.value:
                 self.presence.stop.value = stop.received
                 deadline = time.monotonic() + STOP_SECONDS
-            elif self.workers[0].recorded:
+            elif self.workers[0].recorded and self.config.has_actors:
                 deadline = min(deadline, time.monotonic() + self.grace_seconds)
             if time.monotonic() > deadline:
                 return
