@@ -10,8 +10,7 @@ from torch import Tensor
 from src.buffer import RolloutBuffer
 from src.config import Config
 from src.learner import Learner
-from src.losses import actor_critic_loss, normalisation, policy_terms
-from src.metrics import explained_variance
+from src.losses import actor_critic_loss, explained_variance, normalisation, policy_terms
 
 STATISTICS = ("policy_loss", "value_loss", "entropy")
 
@@ -24,11 +23,12 @@ def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int
     `number`, which counts the updates of the run, has no bearing on it. Returns the means over all samples.
     """
     training = config.training
-    variance_explained = explained_variance(rollout.values, rollout.returns)
     names = ("observations", "actions", "advantages", "returns")
     data = {name: torch.from_numpy(rollout.flat(name)) for name in names}
     communicator = learner.communicator
-    share = np.arange(communicator.rank, rollout.num_samples, communicator.world_size)
+    variance_explained = explained_variance(rollout.values, rollout.returns, communicator)
+    num_samples = rollout.num_samples * communicator.num_nodes
+    share = communicator.share(np.arange(num_samples), rollout.num_envs)
     centre, scale = 0.0, 1.0
     if training.normalize_advantages:
         centre, scale = normalisation(rollout.flat("advantages")[share], communicator)
@@ -41,7 +41,7 @@ def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int
         return actor_critic_loss(log_probs, entropies, values, advantages, batch["returns"], training)
 
     return {
-        **learner.step(share, rollout.num_samples, loss),
+        **learner.step(share, num_samples, loss),
         "approx_kl": None,
         "clip_fraction": None,
         "explained_variance": variance_explained,

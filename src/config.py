@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from src.cpu_utils import usable_cores
 from src.procgen_games import procgen_game
 from src.settings import (
+    ClusterConfig,
     EnvConfig,
     HardwareConfig,
     ImpalaConfig,
@@ -26,7 +27,7 @@ from src.settings import (
 )
 
 Algorithm = Literal["ppo", "a2c", "a3c", "impala"]
-Mode = Literal["sequential", "parallel"]
+Mode = Literal["sequential", "parallel", "distributed"]
 
 MAX_GROUP_SIZE = 8
 
@@ -41,6 +42,7 @@ class Config(Section):
     training: TrainingConfig = TrainingConfig()
     impala: ImpalaConfig = ImpalaConfig()
     parallel: ParallelConfig = ParallelConfig()
+    cluster: ClusterConfig = ClusterConfig()
     hardware: HardwareConfig = HardwareConfig()
     logging: LoggingConfig = LoggingConfig()
 
@@ -65,8 +67,41 @@ class Config(Section):
 
     @property
     def num_processes(self) -> int:
-        """Processes that step environments: workers, or IMPALA's actors."""
-        return (self.impala.num_actors if self.has_actors else self.parallel.num_workers) or 1
+        """Processes that step environments, on all nodes: workers, or IMPALA's actors."""
+        workers = self.cluster.num_workers if self.mode == "distributed" else self.parallel.num_workers
+        return self.num_nodes * ((self.impala.num_actors if self.has_actors else workers) or 1)
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines that learn together."""
+        return self.cluster.num_nodes or 1
+
+    @property
+    def num_learners(self) -> int:
+        """Processes that learn: workers that step environments as well, or IMPALA's learners."""
+        return self.num_nodes * (self.impala.num_learners or 1) if self.has_actors else self.num_processes
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes in all, the one that starts them not counted: IMPALA's learners come before its
+        actors."""
+        return self.num_learners + (self.num_processes if self.has_actors else 0)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.num_ranks // self.num_nodes
+
+    @property
+    def num_busy_processes(self) -> int:
+        """Processes of a node that want a core each. Actors and learners take turns by waiting for each
+        other."""
+        return max(self.num_learners, self.num_processes) // self.num_nodes
+
+    def process_name(self, rank: int) -> str:
+        """What a process is called where people read it."""
+        if not self.has_actors:
+            return f"worker {rank}"
+        return f"learner {rank}" if rank < self.num_learners else f"actor {rank - self.num_learners}"
 
     @property
     def envs_per_process(self) -> int:
@@ -86,15 +121,17 @@ class Config(Section):
         parallel = data.get("parallel", {}) if isinstance(data, Mapping) else None
         if not isinstance(parallel, Mapping) or parallel.get("num_workers") is not None:
             return data
-        if data.get("mode") == "parallel" and data.get("algorithm") == "impala":
+        mode = data.get("mode")
+        if mode == "distributed" or (mode == "parallel" and data.get("algorithm") == "impala"):
             return data
-        workers = usable_cores() if data.get("mode") == "parallel" else 1
+        workers = usable_cores() if mode == "parallel" else 1
         return {**data, "parallel": {**parallel, "num_workers": workers}}
 
     @model_validator(mode="after")
     def _check(self) -> Config:
         self._check_algorithm()
         self._check_impala()
+        self._check_cluster()
         self._check_processes()
         training, size = self.training, self.timesteps_per_update
         if training.batch_size is not None and training.batch_size > size:
@@ -107,6 +144,8 @@ class Config(Section):
     def _check_processes(self) -> None:
         processes, num_envs = self.num_processes, self.env.num_envs
         key = "impala.num_actors" if self.has_actors else "parallel.num_workers"
+        if self.mode == "distributed":
+            key = "cluster.num_nodes x cluster.num_workers"
         if self.mode == "sequential" and processes != 1:
             raise ValueError(f"{key} = {processes}: a sequential run has one process")
         if num_envs % processes:
@@ -116,6 +155,18 @@ class Config(Section):
                 f"env.group_size = {self.env.group_size} must divide the environments of a process, "
                 f"{num_envs} / {processes} = {self.envs_per_process}"
             )
+
+    def _check_cluster(self) -> None:
+        if self.mode != "distributed":
+            for key, value in self.cluster.model_dump(exclude_defaults=True).items():
+                raise ValueError(f"cluster.{key} = {value}: only the distributed mode has this setting")
+        elif self.parallel.num_workers is not None:
+            raise ValueError(
+                f"parallel.num_workers = {self.parallel.num_workers}: the distributed mode has "
+                "cluster.num_workers, for each node, instead"
+            )
+        elif self.algorithm == "a3c":
+            raise ValueError("A3C shares its parameters in the memory of one machine: use mode parallel")
 
     def _check_algorithm(self) -> None:
         if self.algorithm == "ppo":

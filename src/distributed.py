@@ -8,12 +8,16 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from src.errors import PeerLost, RunError
+
+T = TypeVar("T")
 
 
 class Communicator:
@@ -26,6 +30,20 @@ class Communicator:
 
     rank: int = 0
     world_size: int = 1
+    node_rank: int = 0
+    num_nodes: int = 1
+    names: Sequence[str] = ()
+    """What the processes of a distributed run are called, by rank."""
+
+    @property
+    def local_size(self) -> int:
+        """Processes of one node, which share a rollout."""
+        return self.world_size // self.num_nodes
+
+    @property
+    def local_rank(self) -> int:
+        """Ranks are numbered node by node."""
+        return self.rank % self.local_size
 
     @property
     def is_main(self) -> bool:
@@ -45,6 +63,40 @@ class Communicator:
         """The main process's number, in every process."""
         return self.sum_floats([value if self.is_main else 0.0])[0]
 
+    def boundary(self, elapsed: float, signal_number: int) -> tuple[float, int]:
+        """At an update boundary: the main process's clock, and the signal that some process was asked to stop
+        by."""
+        return self.from_main(elapsed), signal_number
+
+    def once(self, make: Callable[[], T]) -> T:
+        """What `make` gives, in every process. The processes of one machine see the same files: each calls
+        it."""
+        return make()
+
+    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Overwrite a tensor with the main process's."""
+        return tensor
+
+    def share(self, samples: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
+        """This process's share of a minibatch: together the processes take every sample once.
+
+        `samples` (n,) are numbers t * N + i in the rollout of all nodes together, N environments wide; each
+        node holds the columns of `num_envs` of them. Returns numbers in the node's own rollout.
+        """
+        if self.num_nodes > 1:
+            steps, envs = np.divmod(samples, num_envs * self.num_nodes)
+            envs -= self.node_rank * num_envs
+            here = (envs >= 0) & (envs < num_envs)
+            samples = steps[here] * num_envs + envs[here]
+        return samples[self.local_rank :: self.local_size]
+
+    def reduction(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Reduction:
+        """What sums a gradient, and the statistics behind it, over all processes.
+
+        `sums` is the vector of both; `parameters` are the model's, whose gradients are views of it in order.
+        """
+        return Reduction(self, sums)
+
     def barrier(self) -> None:
         """Wait until all processes are here."""
 
@@ -57,6 +109,22 @@ class Communicator:
 
     def close(self) -> None:
         """Leave the world."""
+
+
+class Reduction:
+    """Sums a minibatch's gradient and statistics over all processes when all of it is there: one
+    all-reduce."""
+
+    def __init__(self, communicator: Communicator, sums: torch.Tensor) -> None:
+        self.communicator = communicator
+        self.sums = sums
+
+    def begin(self) -> None:
+        """Called before the last backward pass of this process's share, if it has one."""
+
+    def finish(self) -> None:
+        """Called when the share is done: `sums` then holds what all processes have summed."""
+        self.communicator.sum_(self.sums)
 
 
 class GlooCommunicator(Communicator):
@@ -91,6 +159,10 @@ class GlooCommunicator(Communicator):
         self._call(dist.all_reduce, tensor)
         return tensor
 
+    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._call(dist.broadcast, tensor, 0)
+        return tensor
+
     def barrier(self) -> None:
         self.sum_(torch.zeros(1))
 
@@ -122,3 +194,9 @@ class GlooCommunicator(Communicator):
 def use_loopback() -> None:
     """Have gloo talk over the loopback interface unless GLOO_SOCKET_IFNAME says otherwise."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+
+
+if __name__ == "__main__":
+    from src.cluster_check import main
+
+    sys.exit(main())

@@ -86,6 +86,7 @@ class Learner:
         self.sums = torch.zeros(size + len(self.statistics))
         self.gradient, self.statistics_sums = self.sums[:size], self.sums[size:]
         self.parameters = flatten_parameters(model, self.gradient)
+        self.reduction = communicator.reduction(self.sums, list(model.parameters()))
         self.optimizer = make_optimizer(self.parameters, config)
         self.apply: Callable[[], None] = self._apply
 
@@ -114,13 +115,15 @@ class Learner:
             for start in range(0, len(samples), size):
                 self.heartbeat()
                 part = samples[start : start + size]
+                if start + len(part) == len(samples):
+                    self.reduction.begin()
                 weight = len(part) / minibatch_size
                 loss, statistics = loss_function(part)
                 (loss * weight).backward()  # type: ignore[no-untyped-call]
                 means = torch.stack([statistics[name].detach() for name in self.statistics])
                 self.statistics_sums.add_(means, alpha=weight)
         with self.timer("sync"):
-            self.communicator.sum_(self.sums)
+            self.reduction.finish()
         with self.timer("learn"):
             norm = float(self.gradient.norm())
             if not math.isfinite(norm):

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from src import metrics
 from src.distributed import Communicator
 from src.settings import TrainingConfig
 
@@ -50,6 +51,22 @@ def actor_critic_loss(
     values_loss = value_loss(values, values, targets, clip_range=None)
     loss = policy_loss + config.vf_coef * values_loss - config.ent_coef * entropy
     return loss, {"policy_loss": policy_loss, "value_loss": values_loss, "entropy": entropy}
+
+
+def explained_variance(
+    values: NDArray[np.float32], returns: NDArray[np.float32], communicator: Communicator
+) -> float | None:
+    """1 - Var[returns - values] / Var[returns] over the rollouts of all nodes, of which this process sees its
+    node's."""
+    if communicator.num_nodes == 1:
+        return metrics.explained_variance(values, returns)
+    variances = []
+    for sample in (returns.astype(np.float64), returns.astype(np.float64) - values):
+        # All processes of a node add the same numbers, on every node as many times.
+        count, total = communicator.sum_floats([sample.size, sample.sum()])
+        (squares,) = communicator.sum_floats([np.square(sample - total / count).sum()])
+        variances.append(squares / count)
+    return metrics.variance_explained(*variances)
 
 
 def normalisation(advantages: NDArray[np.float32], communicator: Communicator) -> tuple[float, float]:

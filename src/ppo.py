@@ -12,8 +12,8 @@ from torch import Tensor
 from src.buffer import RolloutBuffer
 from src.config import Config
 from src.learner import Learner
-from src.losses import normalisation, policy_terms, value_loss
-from src.metrics import SampleMeans, explained_variance
+from src.losses import explained_variance, normalisation, policy_terms, value_loss
+from src.metrics import SampleMeans
 from src.models import ActorCritic
 from src.seeding import minibatch_permutation
 from src.settings import TrainingConfig
@@ -100,17 +100,18 @@ def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int
         for name in ("observations", "actions", "log_probs", "values", "advantages", "returns")
     }
     # Before the first step: once the last one is done, other processes begin to overwrite the rollout.
-    variance_explained = explained_variance(rollout.values, rollout.returns)
     communicator = learner.communicator
+    variance_explained = explained_variance(rollout.values, rollout.returns, communicator)
     means = SampleMeans()
     epochs = 0
-    batch_size = training.batch_size or rollout.num_samples
+    num_samples = rollout.num_samples * communicator.num_nodes
+    batch_size = training.batch_size or num_samples
     for epoch in range(training.n_epochs):
-        order = minibatch_permutation(training.seed, number, epoch, rollout.num_samples)
+        order = minibatch_permutation(training.seed, number, epoch, num_samples)
         epoch_means = SampleMeans()
-        for start in range(0, rollout.num_samples, batch_size):
+        for start in range(0, num_samples, batch_size):
             minibatch = order[start : start + batch_size]
-            share = minibatch[communicator.rank :: communicator.world_size]
+            share = communicator.share(minibatch, rollout.num_envs)
             centre, scale = 0.0, 1.0
             if training.normalize_advantages:
                 centre, scale = normalisation(rollout.flat("advantages")[share], communicator)

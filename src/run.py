@@ -51,6 +51,8 @@ class Process:
     """Gives memory, of a size in bytes, that all processes of the run share; None: the rollout is private."""
     make_trainer: Callable[..., LearningProcess] = Trainer
     root_process: int = field(default_factory=os.getpid)
+    asked_to_stop: Callable[[], int] = lambda: 0
+    """The number of the signal that asks the run to stop at its next update boundary, 0 without one."""
 
 
 def train(
@@ -87,7 +89,7 @@ def train(
             print_settings(config, budget, trainer.facts(), folder.root)
             recorder = Recorder(config, folder, trainer, clock, checkpoint, process.root_process)
         try:
-            interruption = run_until_done(config, trainer, recorder, clock, budget, process.check_stop)
+            interruption = run_until_done(config, trainer, recorder, clock, budget, process)
             if recorder is not None and interruption is None:
                 recorder.finish("completed", recorder.save("final"))
             elif recorder is not None:
@@ -103,9 +105,12 @@ def prepare(
     config: Config, folder: RunFolder, trainer: LearningProcess, resume: bool, overwrite: bool
 ) -> dict[str, Any] | None:
     """Take the run's folder, and load its newest checkpoint if it is resumed, which is returned."""
-    found = newest_checkpoint(folder.checkpoints, folder.stem) if resume else None
+    found = None
+    if resume:
+        found = trainer.communicator.once(lambda: newest_checkpoint(folder.checkpoints, folder.stem))
     if found is not None:
         trainer.load(found[1])
+    trainer.communicator.broadcast_(trainer.learner.parameters)
     trainer.communicator.barrier()  # all have read before the main process changes the folder
     if trainer.communicator.is_main:
         if found is None:
@@ -121,7 +126,7 @@ def run_until_done(
     recorder: Recorder | None,
     clock: Clock,
     budget: Budget,
-    check_stop: Callable[[], None],
+    process: Process,
 ) -> Interrupted | None:
     """Update after update, until the budget ends (None) or the run is interrupted.
 
@@ -133,7 +138,7 @@ def run_until_done(
     try:
         trainer.communicator.barrier()  # no worker's time begins before all are ready
         clock.start()
-        elapsed, update_seconds, taken = clock.before, 0.0, clock.before
+        elapsed, update_seconds, taken, signal_number = clock.before, 0.0, clock.before, 0
         while trainer.may_begin(budget, elapsed, update_seconds):
             next_update = trainer.counters.updates + 1
             trainer.take_state = (
@@ -144,9 +149,11 @@ def run_until_done(
             update = trainer.iterate(learning_rate)
             if recorder is not None:
                 recorder.after_update(update, learning_rate)
-            now = trainer.communicator.from_main(clock.elapsed())
+            now, signal_number = trainer.communicator.boundary(clock.elapsed(), process.asked_to_stop())
             elapsed, update_seconds = now, now - elapsed
             taken = elapsed if trainer.take_state else taken
+            if signal_number:
+                break
         trainer.take_state = True
         rest = trainer.finish()
         if rest is not None and recorder is not None:
@@ -154,15 +161,15 @@ def run_until_done(
         trainer.exchange([])
         if recorder is not None:
             recorder.at_the_end()
+        return Interrupted(signal_number) if signal_number else None
     except Interrupted as interruption:
         return interruption
     except PeerLost:  # when a run is stopped, others may leave first
         try:
-            check_stop()
+            process.check_stop()
         except Interrupted as interruption:
             return interruption
         raise
-    return None
 
 
 def train_in_one_process(

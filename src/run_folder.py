@@ -15,8 +15,8 @@ from src.metrics import write_atomically
 
 RESULT_FILES = ("benchmark_metrics.json", "training_summary.json", "metrics.json")
 CONFIG_FILE = "config.yaml"
-CHECKPOINT_NAME = re.compile(r"[a-z0-9]+_(sequential|parallel)_(final|best|step_\d+)\.pt")
-LOG_NAME = re.compile(r"[A-Z0-9]+_(Sequential|Parallel)")
+CHECKPOINT_NAME = re.compile(r"[a-z0-9]+_(sequential|parallel|distributed)_(final|best|step_\d+)\.pt")
+LOG_NAME = re.compile(r"[A-Z0-9]+_(Sequential|Parallel|Distributed)")
 
 
 class RunFolder:
@@ -134,8 +134,11 @@ def automatic_name(config: Config) -> str:
     return f"{config.algorithm}_{config.mode}_{env}_seed{config.training.seed}_{time_now}"
 
 
-# What a resumed run may change: how long it goes on, how it is logged, and on what hardware.
-RESUMABLE = ("training.total_timesteps", "training.duration_hours", "hardware.", "logging.")
+# What a resumed run may change: how long it goes on, how it is logged, on what hardware and network.
+RESUMABLE = (
+    *("training.total_timesteps", "training.duration_hours", "hardware.", "logging."),
+    *("cluster.master_", "cluster.timeout_seconds", "cluster.network_interface"),
+)
 
 
 def config_of_run(root: Path) -> Config:

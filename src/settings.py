@@ -187,6 +187,27 @@ class ParallelConfig(Section):
     """Folder of the file of an mmap buffer; null: the system's folder for temporary files."""
 
 
+class ClusterConfig(Section):
+    """Settings of the distributed mode alone. What is null comes from torchrun, SLURM or flags."""
+
+    num_nodes: Count | None = None
+    num_workers: Count | None = None
+    """Processes of each node that step environments and learn; null: as many as torchrun or SLURM starts, or
+    one per usable core."""
+    distributed_backend: Literal["gloo"] = "gloo"
+    master_addr: str | None = None
+    """Address of the first node, which all others reach."""
+    master_port: Annotated[Count, Field(le=65535)] | None = None
+    timeout_seconds: PositiveFloat = 120.0
+    """A process that is silent, or makes no progress, for so long ends the run."""
+    network_interface: str | None = None
+    """The interface that gradients travel over; null: the one that reaches the first node."""
+    compression: Literal["none", "bf16"] = "none"
+    """bf16: gradients travel with 8 bits of mantissa, which halves the bytes."""
+    overlap: bool = False
+    """Sum the gradients of the last layers while those of the first are still being computed."""
+
+
 class HardwareConfig(Section):
     device: Literal["cpu"] = "cpu"
     num_threads: Count | None = None

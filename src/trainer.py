@@ -27,6 +27,8 @@ from src.timing import PhaseTimer
 
 logger = logging.getLogger(__name__)
 
+BUSY = ("env", "inference", "learn")  # phases in which a process does not wait for others
+
 
 class Trainer(LearningProcess):
     """Environments, model, rollout and learner of one process, and the state that a checkpoint holds."""
@@ -57,11 +59,12 @@ class Trainer(LearningProcess):
         self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
 
     def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
-        """The rollout that is learned from, and the part of it that this process fills."""
-        n_steps, num_envs = self.config.training.n_steps, self.config.env.num_envs
+        """The node's rollout, which is learned from, and the columns of it that this process fills."""
+        n_steps, count = self.config.training.n_steps, self.config.envs_per_process
+        num_envs = self.config.env.num_envs // self.communicator.num_nodes
         block = memory(rollout_bytes(n_steps, num_envs, self.spaces)) if memory is not None else None
         rollout = RolloutBuffer(n_steps, num_envs, self.spaces, block)
-        return rollout, rollout.columns(self.first_env, self.config.envs_per_process)
+        return rollout, rollout.columns(self.first_env % num_envs, count)
 
     def iterate(self, learning_rate: float) -> Update:
         """One update: collect a rollout, compute its advantages, learn from it."""
@@ -73,7 +76,7 @@ class Trainer(LearningProcess):
         self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
         figures = self.algorithm.update(self.learner, self.rollout, self.config, number)
-        self.count_update(self.rollout.num_samples)
+        self.count_update(self.rollout.num_samples * self.communicator.num_nodes)
         return Update(self.exchange(episodes), figures)
 
     def _compute_advantages(self) -> None:
@@ -143,6 +146,22 @@ class Trainer(LearningProcess):
         seed, update = self.config.training.seed, self.counters.updates
         group_seeds = [seeding.restart_seed(seed, group, update) for group in self.groups]
         self.collector.observations = self.env.restart(group_seeds)
+
+    def figures(self) -> dict[str, Any]:
+        """In a distributed run, the rank that the others wait for: the one that is busy longest."""
+        names, state = self.communicator.names, self.state()
+        if not names or not state:
+            return {}
+        busy = [sum(each[phase] for phase in BUSY) for each in state["phase_seconds"]]
+        slowest = busy.index(max(busy))
+        return {
+            "slowest_rank": {
+                "name": names[slowest],
+                "busy_seconds": round(busy[slowest], 3),
+                "mean_busy_seconds": round(sum(busy) / len(busy), 3),
+                "nodes": self.communicator.num_nodes,
+            }
+        }
 
     def close(self) -> None:
         self.env.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -97,3 +98,31 @@ def test_one_process_alone_is_the_identity() -> None:
     assert communicator.sum_floats([1, 2.5]) == [1, 2.5]
     assert communicator.gather("x") == ["x"]
     assert communicator.from_main(7) == 7
+
+
+def place(rank: int, world_size: int, num_nodes: int) -> Communicator:
+    communicator = Communicator()
+    communicator.rank, communicator.world_size, communicator.num_nodes = rank, world_size, num_nodes
+    communicator.node_rank = rank // (world_size // num_nodes)
+    return communicator
+
+
+@pytest.mark.parametrize(("world_size", "num_nodes"), [(1, 1), (3, 1), (2, 2), (6, 3), (4, 2)])
+def test_the_shares_of_a_minibatch_are_every_sample_once_each_on_the_node_that_has_it(
+    world_size: int, num_nodes: int
+) -> None:
+    n_steps, num_envs = 5, 12
+    per_node = num_envs // num_nodes
+    minibatch = np.random.default_rng(0).permutation(n_steps * num_envs)[:37]
+    found = []
+    for rank in range(world_size):
+        communicator = place(rank, world_size, num_nodes)
+        share = communicator.share(minibatch, per_node)
+        steps, envs = share // per_node, share % per_node
+        found += list(steps * num_envs + communicator.node_rank * per_node + envs)
+    assert sorted(found) == sorted(minibatch.tolist())
+
+
+def test_on_one_node_the_shares_are_those_of_every_nth_sample() -> None:
+    minibatch = np.arange(10)[::-1]
+    assert place(1, 3, 1).share(minibatch, 4).tolist() == [8, 5, 2]

@@ -108,8 +108,8 @@ def test_the_image_environment_is_solved_by_a_policy_that_acts_five_updates_late
 
 @pytest.mark.timeout(120)
 def test_without_the_correction_a_late_policy_learns_what_only_its_past_should_do() -> None:
-    """Of eight seeds all find the door's point with the correction, and one did without it. A policy that is not
-    late finds it either way.
+    """Of eight seeds all find the door's point with the correction, and one did without it. A policy that is
+    not late finds it either way.
 
     At the fork the safe way's 0.4 is better for a policy that acts at random than the 0.25 behind the door,
     which is worth 1 to one that has learned to open it. Both learn that at once; but whose actions are twelve

@@ -1,10 +1,10 @@
-"""Two hosts, each a network namespace, joined by a shaped link: the cable is pulled, and the scripts of cluster/
-start runs on them."""
+"""Two hosts, each a network namespace, joined by a shaped link: it is measured, used by scripts, and cut."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_a_cable_that_is_pulled_ends_both_sides_in_time_with_the_last_checkpoint
         nodes.start(PPO, *flags, "--set", "logging.checkpoint_interval=5", "--output-dir", folder)
         runs.wait_for_rows(folder, 12)
         started = time.monotonic()
-        cluster_runs.cut()
+        cluster_runs.cut(names)
         (code, output, errors), (other_code, _, other_errors) = nodes.wait(60)
         took = time.monotonic() - started
     assert (code, other_code) == (1, 1), errors + other_errors
@@ -54,7 +54,7 @@ def test_the_check_measures_the_link_and_every_rank() -> None:
         line.split() for line in output.splitlines() if line.startswith("rank ") and " on " in line
     )
     assert first[:3] == ["rank", "0", "on"]
-    assert second[4] == "rlcb-veth-b"
+    assert second[4] == cluster_runs.LINK_B
     trip, bandwidth, offset = float(second[-5]), float(second[-3]), float(second[-2])
     assert 0 < trip < 100_000  # microseconds
     assert 4 < bandwidth < 60  # MB/s: 12.5 and what the shaper lets through at first
@@ -62,55 +62,50 @@ def test_the_check_measures_the_link_and_every_rank() -> None:
     assert "all-reduce over 2 rank(s): " in output
 
 
-@pytest.fixture
-def remote(tmp_path: Path) -> Path:
-    """What stands in for ssh: runs a command line in the namespace that has an address."""
-    path = tmp_path / "remote"
-    path.write_text(
-        '#!/bin/sh\n[ "$1" = 10.98.7.2 ] || exit 3\nshift\nexec ip netns exec rlcb-b sh -c "$*"\n'
-    )
-    path.chmod(0o755)
-    return path
+def run_job(
+    command: list[str], given: dict[str, object], stop_at: tuple[Path, int] | None = None
+) -> tuple[int, str]:
+    """Run a job script, asked to stop once a run has so many rows; its exit code and all that it printed."""
+    job = cluster_runs.start(command, **given)
+    try:
+        if stop_at is not None:
+            runs.wait_for_rows(*stop_at, timeout=40)
+            job.send_signal(signal.SIGTERM)
+        output, errors = job.communicate(timeout=50)
+    except (AssertionError, subprocess.TimeoutExpired):
+        job.send_signal(signal.SIGTERM)  # which the script passes on
+        raise AssertionError("".join(job.communicate(timeout=30))) from None
+    return job.returncode, output + errors
 
 
 @pytest.mark.slow
-def test_the_pbs_script_stops_before_its_limit_submits_itself_and_goes_on(
-    tmp_path: Path, remote: Path
-) -> None:
+def test_the_pbs_script_stops_before_its_limit_submits_itself_and_goes_on(tmp_path: Path) -> None:
     """With the variables and the node file that PBS gives, and stand-ins for its commands: there is no PBS
     here."""
     folder, submitted, nodefile = tmp_path / "run", tmp_path / "submitted", tmp_path / "nodes"
     nodefile.write_text("10.98.7.1\n10.98.7.1\n10.98.7.2\n10.98.7.2\n")
-    qsub = tmp_path / "qsub"
+    qsub, remote = tmp_path / "qsub", tmp_path / "remote"
     qsub.write_text(f'#!/bin/sh\necho "$@" > {submitted}\n')
-    qsub.chmod(0o755)
     flags = " ".join(map(str, (*TINY, *fault(delay=0.002), "--num-workers", 1)))
     given = {
         "PBS_JOBID": "123.server", "PBS_NODEFILE": nodefile, "PBS_O_WORKDIR": runs.PROJECT, "OUTPUT": folder,
         "PYTHON": sys.executable, "REMOTE": remote, "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "PBS_WALLTIME": 14_400,
     }  # fmt: skip
-    command = ["ip", "netns", "exec", "rlcb-a", "bash", str(runs.PROJECT / "cluster" / "pbs.sh")]
-    with two_hosts():
-        job = cluster_runs.start(command, **given, FLAGS=flags)
-        try:
-            runs.wait_for_rows(folder, 5)
-            job.send_signal(signal.SIGTERM)
-            output, errors = job.communicate(timeout=40)
-        finally:
-            job.kill()
-        assert job.returncode == 143, output + errors
+    with two_hosts() as (names, _):
+        command = ["ip", "netns", "exec", names[0], "bash", str(runs.PROJECT / "cluster" / "pbs.sh")]
+        inside = f'ip netns exec {names[1]} sh -c "$*"'  # as ssh does on the host that it is given
+        remote.write_text(f'#!/bin/sh\n[ "$1" = 10.98.7.2 ] || exit 3\nshift\nexec {inside}\n')
+        for path in (qsub, remote):
+            path.chmod(0o755)
+        code, output = run_job(command, {**given, "FLAGS": flags}, stop_at=(folder, 5))
+        assert code == 143, output
         first = runs.record(folder)
         assert first["status"] == "interrupted"
         assert f"OUTPUT={folder},SCRIPT={PPO}," in submitted.read_text()
-
         budget = first["total_timesteps"] + 320
-        job = cluster_runs.start(command, **given, FLAGS=f"{flags} --total-timesteps {budget}")
-        try:
-            output, errors = job.communicate(timeout=60)
-        finally:
-            job.kill()
-    assert job.returncode == 0, output + errors
+        code, output = run_job(command, {**given, "FLAGS": f"{flags} --total-timesteps {budget}"})
+    assert code == 0, output
     assert runs.record(folder)["total_timesteps"] == budget
     assert [row["update"] for row in runs.rows(folder)] == list(range(1, budget // 32 + 1))
     cluster_runs.assert_nothing_left(folder)

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Starts a distributed training on the machines of a hosts file, without a scheduler. On the first of them, from
+# the project's folder:
+#
+#   cluster/run_by_hand.sh hosts.txt train_ppo_distributed.py --output-dir runs/first [further flags]
+#
+# The hosts file has one name or address a line, this machine first; every other must be reached by `ssh HOST`
+# without a password and have the project in the same folder. Ctrl-C stops all of them safely.
+# In the environment: PYTHON, MASTER_PORT (29500), REMOTE (the command that is given a host and a command line
+# to run there; ssh).
+set -euo pipefail
+if [ $# -lt 2 ] || [ ! -r "$1" ]; then
+    sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+fi
+mapfile -t hosts < <(sed -e 's/#.*//' -e 's/[[:space:]]//g' -e '/^$/d' "$1")
+if [ ${#hosts[@]} -eq 0 ]; then
+    echo "$1 names no host" >&2
+    exit 2
+fi
+shift
+remote=${REMOTE:-ssh -o BatchMode=yes}
+python=${PYTHON:-venv/bin/python}
+port=${MASTER_PORT:-29500}
+
+# command_of RANK FLAGS...: what node RANK runs, quoted for a shell
+command_of() {
+    local rank=$1
+    shift
+    printf '%q ' "$python" "$@" --num-nodes "${#hosts[@]}" --node-rank "$rank" \
+        --master-addr "${hosts[0]}" --master-port "$port"
+}
+
+others=()
+for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
+    # shellcheck disable=SC2086  # a command and its options
+    $remote "${hosts[rank]}" "cd $(printf '%q' "$PWD") && exec $(command_of "$rank" "$@")" </dev/null &
+    others+=($!)
+done
+# All nodes stop, and save, when one is asked to.
+trap 'kill -TERM "${first:-}" 2>/dev/null || true' INT TERM
+eval "$(command_of 0 "$@") &"
+first=$!
+code=0
+while true; do
+    if wait "$first"; then code=0; else code=$?; fi
+    kill -0 "$first" 2>/dev/null || break
+done
+for process in "${others[@]}"; do
+    wait "$process" || [ "$code" -ne 0 ] || code=1
+done
+exit "$code"

@@ -1,0 +1,146 @@
+"""The command line of the distributed scripts: that of every training script, and which node this is."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from src import cli
+from src.cluster import World, discover, host_name
+from src.cluster_network import require_place
+from src.config import Config
+from src.config_file import build_config, describe_validation_error, read_config_file, set_value
+from src.errors import UsageError
+from src.run_folder import RunFolder, config_of_run, require_same_run
+from src.settings import ClusterConfig
+
+MODE = "distributed"
+FLAGS = (
+    ("--num-nodes", "cluster.num_nodes", cli.count, "N", "machines"),
+    (
+        "--num-workers",
+        "cluster.num_workers",
+        cli.count,
+        "N",
+        "processes of each node (default: one per core)",
+    ),
+    ("--master-addr", "cluster.master_addr", str, "HOST", "address of node 0"),
+    ("--master-port", "cluster.master_port", cli.count, "PORT", "a free port of node 0"),
+)
+
+
+def make_parser(algorithm: str) -> cli.Parser:
+    parser = cli.make_parser(algorithm, MODE, timed=False)
+    cluster = parser.add_argument_group(
+        "nodes", "Started by hand, each node needs all of these; torchrun and srun know them already."
+    )
+    cluster.add_argument("--node-rank", type=cli.count, metavar="N", help="number of this node, from 0")
+    for name, key, kind, metavar, text in FLAGS:
+        if name != "--num-workers":  # every script has it
+            cluster.add_argument(name, dest=key, type=kind, metavar=metavar, help=text)
+    return parser
+
+
+def main(algorithm: str, argv: Sequence[str] | None = None) -> int:
+    """Run a distributed training script in one of its processes; returns its exit code."""
+    code = cli.exit_code(lambda: run(make_parser(algorithm).parse_args(argv), algorithm))
+    if "torch.distributed" in sys.modules:  # peers may be gone: nothing that would wait for them is run
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def run(arguments: argparse.Namespace, algorithm: str) -> int:
+    data, source = settings(arguments, algorithm)
+    world = discover(cluster_settings(data), arguments.node_rank, os.environ)
+    apply_world(data, arguments, world)
+    config = build_config(data, source)
+    require_place(world, config.cluster.network_interface)
+    folder, resume = open_folder(arguments, config, world)
+    num_threads = cli.prepare_process(
+        config.hardware.num_threads, config.hardware.tune_allocator, default_threads=1
+    )
+    if world.local_rank is not None:
+        from src.cluster_worker import train_as_rank as train
+    else:
+        from src.workers import train_on_node as train
+
+        if world.node_rank > 0:
+            print(
+                f"Node {world.node_rank} ({host_name()}) starts ranks {world.rank} to "
+                f"{world.rank + world.num_workers - 1} of {world.size}; rank 0 is at "
+                f"{world.master_addr}:{world.master_port}",
+                flush=True,
+            )
+    return train(config, folder, num_threads, resume, arguments.overwrite, world)
+
+
+def settings(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, Any], str]:
+    """File and flags as plain sections, and where they are from."""
+    if arguments.resume == "yes" and arguments.config is None:
+        before = config_of_run(output_dir(arguments, "--resume"))
+        data, source = before.model_dump(mode="json"), str(arguments.output_dir)
+    else:
+        path = arguments.config or cli.default_config_path(algorithm, MODE)
+        data, source = read_config_file(path), str(path)
+    for key, ours in (("algorithm", algorithm), ("mode", MODE)):
+        if data.setdefault(key, ours) != ours:
+            raise UsageError(f"{source}: {key} = {data[key]!r}, but this script runs {algorithm} {MODE}")
+    cli.apply_flags(data, arguments)
+    given = {**vars(arguments), "cluster.num_workers": arguments.num_workers}
+    for name, key, *_ in FLAGS:
+        if given[key] is not None:
+            set_value(data, key, given[key], name)
+    cli.apply_budget(data, arguments, timed=False)
+    return data, source
+
+
+def output_dir(arguments: argparse.Namespace, why: str) -> Any:
+    if arguments.output_dir is None:
+        raise UsageError(f"{why} needs --output-dir, the folder of the run to continue")
+    return arguments.output_dir
+
+
+def cluster_settings(data: dict[str, Any]) -> ClusterConfig:
+    try:
+        return ClusterConfig.model_validate(data.get("cluster") or {})
+    except ValidationError as error:
+        raise UsageError(f"cluster: {describe_validation_error(error)}") from None
+
+
+def apply_world(data: dict[str, Any], arguments: argparse.Namespace, world: World) -> None:
+    """Write down how many processes there are, so that config.yaml says it."""
+    set_value(data, "cluster.num_nodes", world.num_nodes, "cluster.num_nodes")
+    set_value(data, "cluster.num_workers", world.num_workers, "cluster.num_workers")
+    if arguments.num_actors is not None:
+        raise UsageError(f"--num-actors {arguments.num_actors}: only IMPALA has actors; use --num-workers")
+    per_process, total = arguments.num_envs_per_worker, vars(arguments)["env.num_envs"]
+    if per_process is None:
+        return
+    if total not in (None, per_process * world.size):
+        raise UsageError(
+            f"--num-envs-per-worker {per_process} x {world.size} workers contradicts --num-envs {total}"
+        )
+    set_value(data, "env.num_envs", per_process * world.size, "--num-envs-per-worker")
+
+
+def open_folder(arguments: argparse.Namespace, config: Config, world: World) -> tuple[RunFolder, bool]:
+    """The folder of the run, and whether it goes on there. Only the first node has to see the folder."""
+    root = arguments.output_dir
+    automatic = arguments.resume == "auto" or world.restarts > 0
+    if not automatic and arguments.resume is None:
+        folder = RunFolder(root, config)
+        if world.rank == 0 and root is not None and not arguments.overwrite:
+            folder.refuse_if_occupied()
+        return folder, False
+    why = f"a run that its launcher has started {world.restarts + 1} times" if world.restarts else "--resume"
+    folder = RunFolder(output_dir(arguments, why), config)
+    if world.rank == 0 and (not automatic or folder.config_path.exists()):
+        require_same_run(config_of_run(root), config)
+    return folder, True

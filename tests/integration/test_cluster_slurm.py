@@ -1,0 +1,64 @@
+"""The job script on a real SLURM of two nodes: it trains, is preempted, queued again, and completes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import cluster_runs, runs
+from tests.cluster_runs import PPO, TINY, fault
+from tests.slurm_cluster import Slurm, slurm_cluster
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
+        yield cluster
+
+
+def submit(slurm: Slurm, folder: Path, *flags: object, options: tuple[str, ...] = ()) -> str:
+    given = {"PROJECT": runs.PROJECT, "PYTHON": sys.executable, "OUTPUT": folder}
+    place = ("--parsable", "--cpus-per-task=1", f"--output={slurm.folder}/job-%j.out", *options)
+    script = runs.PROJECT / "cluster" / "slurm.sbatch"
+    return slurm.call("sbatch", *place, script, PPO, "--num-workers", 1, *flags, **given).strip()
+
+
+def log(slurm: Slurm, job: str) -> str:
+    return (slurm.folder / f"job-{job}.out").read_text()
+
+
+def test_a_job_is_preempted_queued_again_goes_on_and_completes(slurm: Slurm, tmp_path: Path) -> None:
+    folder, updates = tmp_path / "run", 400
+    flags = (*TINY, *fault(delay=0.001), "--total-timesteps", 32 * updates)
+    job = submit(slurm, folder, *flags)
+    runs.wait_for_rows(folder, 10, timeout=90)
+    slurm.call("scancel", "--signal=USR1", "--batch", job)  # as before the time limit
+    slurm.wait_for_state(job, ("PENDING", 1), timeout=60)
+    record = runs.record(folder)
+    assert record["status"] == "interrupted", log(slurm, job)
+    assert 0 < record["total_updates"] < updates
+    assert record["total_timesteps"] == runs.rows(folder)[-1]["timesteps"]
+    cluster_runs.assert_nothing_left(folder)
+
+    slurm.start_now(job)
+    slurm.wait_for_state(job, ("COMPLETED", 1), timeout=120)
+    assert [row["update"] for row in runs.rows(folder)] == list(range(1, updates + 1))
+    record = runs.record(folder)
+    assert (record["status"], record["total_timesteps"]) == ("completed", 32 * updates)
+    assert [worker["name"] for worker in record["workers"]] == ["rank 0 on rlcb-n1", "rank 1 on rlcb-n2"]
+    assert "start 2, on rlcb-n[1-2]; node 0 is rlcb-n1:" in log(slurm, job)
+    cluster_runs.assert_nothing_left(folder)
+
+
+def test_tasks_that_contradict_the_flags_are_refused_and_not_queued_again(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    job = submit(slurm, tmp_path / "run", *TINY, "--num-nodes", 3)
+    slurm.wait_for_state(job, ("FAILED", 0), timeout=60)
+    assert "cluster.num_nodes = 3 contradicts SLURM_STEP_NUM_NODES = 2" in log(slurm, job)
+    assert not (tmp_path / "run").exists()

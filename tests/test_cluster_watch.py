@@ -1,0 +1,201 @@
+"""Ranks that leave, fall silent or are asked to stop: all end with the same words. Ranks are threads here."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from src import cluster_watch
+from src.cluster import World
+from src.cluster_join import meet
+from src.cluster_watch import Starter, Watch, run_bounded
+from src.errors import Interrupted, PeerLost, RunError, UsageError
+
+pytestmark = pytest.mark.timeout(60)
+WORLD = World("hand", num_nodes=3, node_rank=0, num_workers=1, local_rank=0, master_addr="x", master_port=1)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_watch, "INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_watch, "SILENT_SECONDS", 0.6)
+    monkeypatch.setattr(cluster_watch, "JUDGE_SECONDS", 2.0)
+    monkeypatch.setattr(cluster_watch, "STOP_SECONDS", 0.3)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., list[Watch]]]:
+    made: list[Watch] = []
+
+    def make(timeout_seconds: float = 30.0, **starters: Starter) -> list[Watch]:
+        store = HashStore()
+        for rank in range(3):
+            for key, value in (("beat", "0"), ("left", "")):
+                store.set(f"{key}/{rank}", value)
+        for rank in range(3):
+            world, names = replace(WORLD, node_rank=rank), [f"rank {each} on h{each}" for each in range(3)]
+            starter = starters.get(f"rank_{rank}", Starter())
+            made.append(Watch(lambda: store, world, names, timeout_seconds, starter))
+        return made
+
+    yield make
+    for watch in made:
+        watch._closed.set()
+
+
+def ends(watches: list[Watch]) -> list[Exception]:
+    """What each rank is ended by, when all of them check again and again."""
+
+    def work(watch: Watch) -> Exception:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                watch.check()
+            except Exception as error:
+                return error
+            time.sleep(0.02)
+        raise AssertionError("nothing ended it")
+
+    with ThreadPoolExecutor(len(watches)) as pool:
+        return list(pool.map(work, watches))
+
+
+def kill(watch: Watch) -> None:
+    watch._closed.set()
+
+
+def test_a_rank_that_raises_is_quoted_by_all_others(ranks: Callable[..., list[Watch]]) -> None:
+    watches = ranks()
+    watches[2].fail("run", "rank 2 on h2: the world ended")
+    for error in ends(watches[:2]):
+        assert isinstance(error, PeerLost)
+        assert str(error) == "rank 2 on h2: the world ended"
+
+
+def test_a_usage_error_of_one_rank_is_one_of_all(ranks: Callable[..., list[Watch]]) -> None:
+    watches = ranks()
+    watches[1].fail("usage", "no such world")
+    assert [(type(error), str(error)) for error in ends([watches[0], watches[2]])] == [
+        (UsageError, "no such world"),
+        (UsageError, "no such world"),
+    ]
+
+
+def test_a_rank_that_was_killed_is_named_once_a_connection_breaks(ranks: Callable[..., list[Watch]]) -> None:
+    watches = ranks()
+    kill(watches[1])
+    with ThreadPoolExecutor(2) as pool:
+        broken = PeerLost("connection reset")
+        errors = list(pool.map(lambda rank: watches[rank].agree(broken), (0, 2)))
+    assert [str(error) for error in errors] == [
+        "rank 1 on h1 is gone: killed, or cut off from the network"
+    ] * 2
+
+
+def test_a_silent_rank_is_noticed_by_the_clock(ranks: Callable[..., list[Watch]]) -> None:
+    watches = ranks(timeout_seconds=1.0)
+    started = time.monotonic()
+    kill(watches[2])
+    for error in ends(watches[:2]):
+        assert "rank 2 on h2 is gone" in str(error)
+    assert time.monotonic() - started < 1.0 + 4
+
+
+def test_rank_0_is_named_by_the_others_when_it_is_silent(ranks: Callable[..., list[Watch]]) -> None:
+    watches = ranks(timeout_seconds=1.0)
+    kill(watches[0])
+    for error in ends(watches[1:]):
+        assert isinstance(error, PeerLost)
+        assert "rank 0 on h0" in str(error)
+
+
+def test_a_rank_without_a_boundary_in_reach_stops_all(ranks: Callable[..., list[Watch]]) -> None:
+    for error in ends(ranks(rank_1=Starter(asked=lambda: int(signal.SIGUSR1)))):
+        assert isinstance(error, Interrupted)
+        assert error.signal_number == signal.SIGUSR1
+
+
+def test_a_failure_outweighs_the_signals_that_a_launcher_sends_to_the_rest(
+    ranks: Callable[..., list[Watch]],
+) -> None:
+    watches = ranks(rank_0=Starter(asked=lambda: 15), rank_2=Starter(asked=lambda: 15))
+    kill(watches[1])
+    for error in ends([watches[0], watches[2]]):
+        assert "rank 1 on h1 is gone" in str(error)
+
+
+def test_a_main_thread_that_hangs_is_accused_by_its_own_rank(ranks: Callable[..., list[Watch]]) -> None:
+    said: list[str] = []
+    watches = ranks(timeout_seconds=0.8, rank_1=Starter(on_hang=said.append))
+    watches[1].check()  # the last sign of its main thread
+    for error in ends([watches[0], watches[2]]):
+        assert str(error) == "rank 1 on h1: made no progress for 0.8 s (cluster.timeout_seconds)"
+    time.sleep(1.0)
+    assert said[0] == "made no progress for 0.8 s (cluster.timeout_seconds)"
+
+
+def test_who_waits_does_not_hang(ranks: Callable[..., list[Watch]]) -> None:
+    said: list[str] = []
+    watches = ranks(timeout_seconds=0.5, rank_1=Starter(on_hang=said.append))
+    watches[1].check()
+    with watches[1].waiting():
+        time.sleep(1.0)
+    assert said == []
+
+
+def test_an_answer_that_does_not_come_is_given_up() -> None:
+    started = time.monotonic()
+    assert isinstance(run_bounded(lambda: time.sleep(5), 0.2), TimeoutError)
+    assert time.monotonic() - started < 2
+    assert run_bounded(lambda: 7, 2) == 7
+
+
+def meet_all(*told: tuple[World, dict[str, Any]]) -> list[Any]:
+    store = HashStore()
+
+    def one(world: World, mine: dict[str, Any]) -> Any:
+        try:
+            return meet(store, world, mine, 1.0, lambda: None)
+        except (UsageError, RunError) as error:
+            return error
+
+    with ThreadPoolExecutor(len(told)) as pool:
+        return [future.result() for future in [pool.submit(one, *each) for each in told]]
+
+
+def test_ranks_that_meet_know_all_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = meet_all(*((replace(WORLD, node_rank=rank), {"x": 1}) for rank in range(3)))
+    assert names[0] == names[1] == names[2]
+    assert [name.split(" on ")[0] for name in names[0]] == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_two_ranks_alike_are_refused_with_both_processes() -> None:
+    two = replace(WORLD, num_nodes=2)
+    refusals = meet_all((two, {}), (replace(two, node_rank=1), {}), (replace(two, node_rank=1), {}))
+    refused = [each for each in refusals if isinstance(each, UsageError)]
+    assert refused
+    assert str(refused[0]).startswith("two processes are rank 1: one on ")
+    assert str(refused[0]).count("(process ") == 2
+
+
+def test_settings_that_differ_are_refused_by_all_with_both_values() -> None:
+    two = replace(WORLD, num_nodes=2)
+    refusals = meet_all((two, {"env.num_envs": 8}), (replace(two, node_rank=1), {"env.num_envs": 16}))
+    for each in refusals:
+        assert isinstance(each, UsageError)
+        assert "env.num_envs = 16 on rank 1" in str(each)
+        assert "8 on rank 0" in str(each)
+
+
+def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("src.cluster_join.START_SECONDS", 0.5)
+    (error,) = meet_all((WORLD, {}))
+    assert isinstance(error, RunError)
+    assert str(error) == "rank(s) 1, 2 of 3 did not come within 1 s"

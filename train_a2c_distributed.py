@@ -1,0 +1,8 @@
+"""Train A2C on several nodes, under torchrun or srun or started by hand on each, for a number of steps."""
+
+import sys
+
+from src.cluster_cli import main
+
+if __name__ == "__main__":
+    sys.exit(main("a2c"))
