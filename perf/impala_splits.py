@@ -17,7 +17,7 @@ from perf.training_runs import train
 from src import cpu_utils
 
 ENVS, STEPS = 32, 32
-UPDATES = {"impala": 8, "nature": 24}
+UPDATES = {"impala": 10, "nature": 72}
 
 
 def run(network: str, split: tuple[int, int] | None, chosen: list[Any]) -> float:

@@ -48,8 +48,8 @@ CASES = (
     Case("ppo", "nature", 64, 256, PPO_MODES, 3, PPO),
     Case("a2c", "impala", 32, 16, ("sequential", "parallel", "a3c"), 12),
     Case("a2c", "nature", 32, 16, ("sequential", "parallel", "a3c"), 40),
-    Case("impala", "impala", 32, 32, PPO_MODES, 8),
-    Case("impala", "nature", 32, 32, PPO_MODES, 20),
+    Case("impala", "impala", 32, 32, PPO_MODES, 10),
+    Case("impala", "nature", 32, 32, PPO_MODES, 60),
 )
 
 
@@ -98,6 +98,13 @@ def describe(case: Case, comparison: Comparison, details: dict[str, Any]) -> str
     for mode, detail in details.items():
         shares = ", ".join(f"{name} {share:.1%}" for name, share in detail["shares"].items())
         lines.append(f"- {mode}: peak {detail['peak_memory_mb']:,.0f} MB; {shares}")
+        calibration = detail.get("impala", {}).get("calibration")
+        if calibration is not None:
+            lines.append(
+                f"- {mode}: {calibration['num_actors']} actors, {calibration['num_learners']} learners; "
+                f"{comparison.median(mode) / calibration['limit']:.0%} of the limit of the calibration, "
+                f"{calibration['limit']:,.0f} timesteps/s"
+            )
     return "\n".join(lines)
 
 
