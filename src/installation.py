@@ -241,6 +241,7 @@ def check_learning(report: Report, folder: Path) -> None:
     algorithms: list[str] = []
 
     def find() -> str:
+        import src.trainer  # noqa: F401 - and with it all that every algorithm needs
         from src.learning_process import ALGORITHMS
 
         cpu_utils.set_torch_threads(cpu_utils.choose_threads(None))

@@ -48,7 +48,7 @@ examples:
     ... --config ppo_parallel=my.yaml
 
   From a file, each run as a task of a SLURM job array:
-    run_benchmark.py --study config/study_example.yaml \\
+    run_benchmark.py --study config/studies/example.yaml \\
         --output-dir benchmarks/my_study --launcher slurm \\
         --slurm-option partition=cpu --slurm-option constraint=epyc
 

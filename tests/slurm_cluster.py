@@ -89,7 +89,11 @@ class Slurm:
             time.sleep(0.5)
 
     def start_now(self, job: str, timeout: float = 60) -> None:
-        """Have a job that is queued again start without the pause that SLURM makes before it."""
+        """Have a job that is queued again start without most of the pause that SLURM makes before it.
+
+        Nodes refuse what is issued to a job in the very second in which they were told to end it.
+        """
+        time.sleep(3)
         deadline = time.monotonic() + timeout
         while self.job_state(job)[0] == "PENDING" and time.monotonic() < deadline:
             self.call("scontrol", "update", f"JobId={job}", "StartTime=now")

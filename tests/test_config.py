@@ -15,7 +15,7 @@ from src.procgen_games import GAMES, GAMES_WITH_MODE
 from src.settings import EnvConfig
 
 PROJECT = Path(__file__).resolve().parent.parent
-CONFIG_FILES = sorted((PROJECT / "config").rglob("*.yaml"))
+CONFIG_FILES = sorted((PROJECT / "config").glob("*.yaml"))  # those of studies: tests/test_study.py
 
 
 def load(text: str, folder: Path) -> Config:

@@ -189,7 +189,7 @@ def test_flags_go_over_the_file_whose_paths_are_seen_from_its_folder(tmp_path: P
 
 
 def test_the_example_is_a_study(tmp_path: Path) -> None:
-    folder = open_with(tmp_path / "s", "--study", PROJECT / "config" / "study_example.yaml")
+    folder = open_with(tmp_path / "s", "--study", PROJECT / "config" / "studies" / "example.yaml")
     assert len(folder.study.cells) == 7 * 2 * 3
 
 
