@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from src.actor import Actor
 from src.central_learner import CentralLearner, open_shared_parts
 from src.config import Config
-from src.distributed import Communicator, GlooCommunicator, use_loopback
+from src.distributed import Communicator
+from src.parallel import meet
 from src.run import Process, train
 from src.slot_queue import SlotQueue
 from src.worker_process import Job, Link
-
-HOST = "127.0.0.1"
 
 
 def work(job: Job, link: Link) -> int:
@@ -30,7 +27,6 @@ def work(job: Job, link: Link) -> int:
         return act(job, link, queues)
     spaces = link.share(source=config.num_learners)
     communicator = join_learners(config, link)
-
     process = Process(
         communicator,
         link.check,
@@ -60,16 +56,4 @@ def join_learners(config: Config, link: Link) -> Communicator:
     if config.num_learners == 1:
         link.share()
         return Communicator()
-    use_loopback()
-    if link.rank == 0:
-        meeting = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        link.share(meeting.port)
-    else:
-        meeting = TCPStore(HOST, link.share(), is_master=False)
-    return GlooCommunicator(
-        meeting,
-        link.rank,
-        config.num_learners,
-        timeout_seconds=2 * config.parallel.timeout_seconds,  # who hangs is named before who waits gives up
-        around_wait=link.wait_for_others,
-    )
+    return meet(config, link, config.num_learners)

@@ -20,6 +20,7 @@ from src.calibration import Calibration
 from src.config import Config
 from src.distributed import Communicator
 from src.errors import RunError, UsageError
+from src.impala import own_share
 from src.learning_process import Counters, LearningProcess, Update
 from src.metrics import Episode
 from src.models import Spaces
@@ -85,7 +86,6 @@ class CentralLearner(LearningProcess):
         self.scaler = RewardScaler(
             config.env.num_envs // config.num_nodes, training.gamma, training.reward_clip
         )
-        self.lags = np.zeros(1, np.int64)
         self.waits_before = self._actor_waits()
         self.wait_before = 0.0
 
@@ -112,9 +112,9 @@ class CentralLearner(LearningProcess):
         with self.timer("wait"):
             slots = self._take_batch()
         columns = self.store.columns(slots)
-        self.lags = self.counters.updates - self.store.version[slots]
-        if self.lags.max() > self.config.impala.max_policy_lag:
-            raise RunError(f"an unroll is {self.lags.max()} updates old: the order of slots was lost")
+        lags = self.counters.updates - self.store.version[slots]
+        if lags.max() > self.config.impala.max_policy_lag:
+            raise RunError(f"an unroll is {lags.max()} updates old: the order of slots was lost")
         self._bootstrap(columns)
         self.learner.set_learning_rate(learning_rate)
         figures = self.algorithm.update(
@@ -127,7 +127,7 @@ class CentralLearner(LearningProcess):
             self.weights.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(slots)
         episodes = self.exchange(sorted(episodes, key=lambda each: each[:2]))
-        return Update(episodes, figures | self._own_figures())
+        return Update(episodes, figures | self._own_figures(lags))
 
     def _take_batch(self) -> list[int]:
         """The next slots of this node to learn from, in every learner, their rewards scaled."""
@@ -161,7 +161,7 @@ class CentralLearner(LearningProcess):
 
     def _bootstrap(self, columns: NDArray[np.int64]) -> None:
         """Write V of the observation behind the last row, by this learner's network, into its share."""
-        share = columns[self.communicator.local_rank :: self.communicator.local_size]
+        share = own_share(columns, self.communicator)
         values = self.store.rollout.bootstrap_values[-1]
         last = self.store.last_observations.reshape(-1, *self.spaces.observation_shape)
         for start in range(0, len(share), self.microbatch_size):
@@ -171,10 +171,9 @@ class CentralLearner(LearningProcess):
             # The final observation of an episode that was truncated is not here: its value stays.
             values[part] = np.where(self.store.rollout.truncated[-1, part], values[part], now)
 
-    def _own_figures(self) -> dict[str, float | None]:
-        lags = self.lags
+    def _own_figures(self, lags: NDArray[np.int64]) -> dict[str, float | None]:
         wait, waits = self.timer.seconds["wait"], self._actor_waits()
-        figures = {
+        figures: dict[str, float | None] = {
             "impala/policy_lag_mean": float(lags.mean()),
             "impala/policy_lag_max": float(lags.max()),
             "impala/actor_restarts": float(self.batches.replaced),
@@ -182,7 +181,7 @@ class CentralLearner(LearningProcess):
             "profile/learner_wait_seconds": round(wait - self.wait_before, 5),
         }
         self.wait_before, self.waits_before = wait, waits
-        return dict(figures)
+        return figures
 
     def _actor_waits(self) -> NDArray[np.float64]:
         return self.store.phases[:, PHASES.index("wait")].copy()

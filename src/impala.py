@@ -12,6 +12,7 @@ from torch import Tensor
 
 from src.buffer import RolloutBuffer
 from src.config import Config
+from src.distributed import Communicator
 from src.learner import Learner
 from src.losses import actor_critic_loss, policy_terms
 from src.metrics import variance_explained
@@ -97,6 +98,11 @@ def columns_loss(
     }
 
 
+def own_share(columns: NDArray[np.int64], communicator: Communicator) -> NDArray[np.int64]:
+    """Which of a node's columns this process learns from."""
+    return columns[communicator.local_rank :: communicator.local_size]
+
+
 def update(
     learner: Learner,
     rollout: RolloutBuffer,
@@ -110,9 +116,8 @@ def update(
     `number`, which counts the updates of the run, has no bearing on it. Returns the means over all samples.
     """
     columns = np.arange(rollout.num_envs) if columns is None else columns
-    communicator = learner.communicator
-    share = columns[communicator.local_rank :: communicator.local_size]
-    total = len(columns) * communicator.num_nodes
+    share = own_share(columns, learner.communicator)
+    total = len(columns) * learner.communicator.num_nodes
     scale = total * rollout.n_steps if config.impala.loss_reduction == "sum" else 1
 
     def loss(some: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from src.config import Config
 from src.distributed import GlooCommunicator, use_loopback
 from src.run import Process, train
 from src.worker_process import Job, Link
@@ -19,19 +20,7 @@ HOST = "127.0.0.1"
 def work(job: Job, link: Link) -> int:
     """Join the others over gloo and train on one rollout with them."""
     config = job.config
-    use_loopback()
-    if link.rank == 0:
-        store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        link.share(store.port)
-    else:
-        store = TCPStore(HOST, link.share(), is_master=False)
-    communicator = GlooCommunicator(
-        store,
-        link.rank,
-        config.num_processes,
-        timeout_seconds=2 * config.parallel.timeout_seconds,  # who hangs is named before who waits gives up
-        around_wait=link.wait_for_others,
-    )
+    communicator = meet(config, link, config.num_processes)
     process = Process(
         communicator,
         link.check,
@@ -39,3 +28,20 @@ def work(job: Job, link: Link) -> int:
         root_process=job.root_process,
     )
     return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
+
+
+def meet(config: Config, link: Link, count: int) -> GlooCommunicator:
+    """Join the first `count` processes of this machine over gloo. The first one tells all where."""
+    use_loopback()
+    if link.rank == 0:
+        store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        link.share(store.port)
+    else:
+        store = TCPStore(HOST, link.share(), is_master=False)
+    return GlooCommunicator(
+        store,
+        link.rank,
+        count,
+        timeout_seconds=2 * config.parallel.timeout_seconds,  # who hangs is named before who waits gives up
+        around_wait=link.wait_for_others,
+    )
