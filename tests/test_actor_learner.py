@@ -566,7 +566,7 @@ def test_more_deaths_than_allowed_end_the_run_with_the_actors_own_error(
     before, folder = runs.shared_files(), tmp_path / "run"
     started = time.monotonic()
     result = runs.run(
-        SCRIPT, *STEP, *of_env(fault=kind, process="actor-1", at=6), "--total-timesteps", 1e7,
+        SCRIPT, *STEP, *of_env(fault=kind, process="actor-1", at=61), "--total-timesteps", 1e7,
         "--set", f"impala.max_actor_restarts={restarts}", "--output-dir", folder,
     )  # fmt: skip
     assert time.monotonic() - started < 60
