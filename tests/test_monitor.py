@@ -75,10 +75,11 @@ def test_pages_that_two_processes_share_count_once(tmp_path: Path) -> None:
 def test_private_memory_of_a_child_counts() -> None:
     monitor = ResourceMonitor(10)
     before = memory_mb(monitor)
-    with child("memory = bytearray(b'x') * (100 << 20); print('ready', flush=True); input()"):
-        assert memory_mb(monitor) - before > 95
-    assert memory_mb(monitor) - before < 50  # and no longer once it is gone
-    assert monitor.peak_gb * 1024 - before > 95  # but the peak stays
+    # With a wide margin: what earlier tests leave behind may be given back meanwhile.
+    with child("memory = bytearray(b'x') * (400 << 20); print('ready', flush=True); input()"):
+        assert memory_mb(monitor) - before > 300
+    assert memory_mb(monitor) - before < 100  # and no longer once it is gone
+    assert monitor.peak_gb * 1024 - before > 300  # but the peak stays
 
 
 def test_a_busy_process_shows_and_a_sleeping_one_does_not() -> None:
@@ -115,11 +116,11 @@ def test_the_background_thread_samples_until_it_is_stopped() -> None:
     monitor.start()
     base = monitor.memory_gb  # there from the first moment on
     assert base > 0
-    block = np.ones(128 * MB, np.uint8)
+    block = np.ones(512 * MB, np.uint8)  # much more than what earlier tests leave to be given back meanwhile
     deadline = time.monotonic() + 20
-    while monitor.memory_gb < base + 0.1 and time.monotonic() < deadline:
+    while monitor.memory_gb < base + 0.25 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert monitor.memory_gb >= base + 0.1
+    assert monitor.memory_gb >= base + 0.25
     del block
     monitor.stop()
     peak = monitor.peak_gb
