@@ -151,6 +151,17 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+@functools.cache
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 numbers by instructions of its own."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False  # not Linux
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.split())
+
+
 def describe_machine() -> dict[str, Any]:
     """CPU model, cores (physical, usable by this process, logical) and memory in GB, as plain values."""
     import psutil

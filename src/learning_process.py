@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from src.learner import Learner
 from src.metrics import Episode
 from src.models import Spaces, largest_activation_bytes, make_model
 from src.timing import PhaseTimer
+
+logger = logging.getLogger(__name__)
 
 ALGORITHMS: dict[str, Any] = {"ppo": ppo, "a2c": a2c, "a3c": a2c, "impala": impala}
 
@@ -57,6 +60,8 @@ class LearningProcess:
         self.spaces = spaces
         self.counters = Counters()
         self.model = make_model(config.model, spaces, config.training.seed)
+        if config.model.precision == "bfloat16" and communicator.is_main and not cpu_utils.has_bfloat16():
+            logger.warning("model.precision = 'bfloat16' is slow: this processor has no instructions for it")
         self.microbatch_size = config.hardware.microbatch_size or cpu_utils.suggested_microbatch(
             largest_activation_bytes(config.model, spaces)
         )
@@ -89,7 +94,7 @@ class LearningProcess:
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         return {
             "network": f"{type(self.model.body).__name__}, {parameters:,} parameters, observations "
-            f"{self.spaces.network_shape}, {self.spaces.num_actions} actions",
+            f"{self.spaces.network_shape}, {self.spaces.num_actions} actions, {self.config.model.precision}",
             "threads": f"{self.num_threads} per process, gradients in microbatches of {self.microbatch_size}",
         }
 
@@ -127,6 +132,11 @@ class LearningProcess:
         if saved != self.spaces:
             raise UsageError(f"the checkpoint was saved for {saved}, the environment has {self.spaces}")
 
+    def process_names(self) -> list[str]:
+        """What the processes of `phase_seconds` are called, in the same order."""
+        names = list(self.communicator.names)
+        return names or [self.config.process_name(rank) for rank in range(self.config.num_ranks)]
+
     def finish(self) -> Update | None:
         """Called when the budget has ended; what was learned since the last `iterate`, if anything."""
         return None
@@ -137,6 +147,22 @@ class LearningProcess:
 
     def close(self) -> None:
         """Leave nothing behind."""
+
+
+def slowest_rank(communicator: Communicator, busy: list[float]) -> dict[str, Any]:
+    """In a distributed run, the rank that the others wait for: the one that is busy longest. `busy` is
+    seconds by rank."""
+    if not communicator.names:
+        return {}
+    slowest = busy.index(max(busy))
+    return {
+        "slowest_rank": {
+            "name": communicator.names[slowest],
+            "busy_seconds": round(busy[slowest], 3),
+            "mean_busy_seconds": round(sum(busy) / len(busy), 3),
+            "nodes": communicator.num_nodes,
+        }
+    }
 
 
 def require_finite(parameters: torch.Tensor) -> None:

@@ -127,9 +127,13 @@ class MLP(nn.Module):
 class ActorCritic(nn.Module):
     """One body, two heads: action logits and a state value."""
 
-    def __init__(self, body: nn.Module, out_features: int, spaces: Spaces) -> None:
+    def __init__(
+        self, body: nn.Module, out_features: int, spaces: Spaces, precision: torch.dtype = torch.float32
+    ) -> None:
+        """`precision` is what the body computes in; parameters and heads are float32."""
         super().__init__()
         self.spaces = spaces
+        self.precision = precision
         self.body = body
         self.policy = nn.Linear(out_features, spaces.num_actions)
         self.value = nn.Linear(out_features, 1)
@@ -138,12 +142,13 @@ class ActorCritic(nn.Module):
         """(B, *observation_shape) of the environment's dtype -> logits (B, num_actions), values (B,)."""
         if self.spaces.is_image:
             # The permuted view of (B, H, W, C) memory is PyTorch's channels_last layout: nothing is copied
-            # but to float.
+            # but to floating point.
             observations = observations.permute(0, 3, 1, 2)
-        x = observations.to(torch.float32)
+        x = observations.to(self.precision)
         if observations.dtype == torch.uint8:
             x.mul_(1 / 255)
-        features = self.body(x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == torch.bfloat16):
+            features = self.body(x).float()
         return self.policy(features), self.value(features).squeeze(-1)
 
 
@@ -168,7 +173,7 @@ def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
             body = NatureCNN(spaces.network_shape, config.hidden_size)
         else:
             body = MLP(math.prod(spaces.observation_shape), config.mlp_sizes)
-        model = ActorCritic(body, body.out_features, spaces)
+        model = ActorCritic(body, body.out_features, spaces, getattr(torch, config.precision))
         initialise(model)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 

@@ -113,6 +113,10 @@ class ModelConfig(Section):
     hidden_size: Count = 256
     """Width of the dense layer behind the convolutions (the Nature network has 512 in its paper)."""
     mlp_sizes: Widths = (64, 64)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: the layers before the two heads multiply numbers with 8 bits of mantissa and add them up in
+    float32; weights, gradients and optimizer stay float32. Faster only where the processor has instructions
+    for it (Zen 4, Sapphire Rapids and later)."""
 
 
 class TrainingConfig(Section):
@@ -148,7 +152,8 @@ class TrainingConfig(Section):
 
 
 class ImpalaConfig(Section):
-    """Settings of IMPALA alone; actors and learners exist in its parallel and distributed modes."""
+    """Settings of IMPALA alone; actors and learners exist in its parallel and distributed modes, where each
+    node has as many of them."""
 
     vtrace_clip_rho_threshold: PositiveFloat = 1.0
     """rho-bar: upper bound of the importance ratio in the value targets."""
@@ -159,14 +164,15 @@ class ImpalaConfig(Section):
     loss_reduction: Literal["mean", "sum"] = "mean"
     """mean: over samples, as in every algorithm here; sum: over samples, as in the paper's code."""
     num_actors: Count | None = None
-    """Processes that step environments; null: chosen by a calibration of this machine."""
+    """Processes of a node that step environments; null: chosen by a calibration of the (first) machine."""
     num_learners: Count | None = None
-    """Processes that learn, each from its share of every batch; null: chosen by the calibration."""
+    """Processes of a node that learn, each from its share of every batch; null: chosen by the
+    calibration."""
     max_policy_lag: NonNegative = 2
     """Updates by which the parameters that acted may be older than those that learn; 0: actors and learners
     take turns. There are max_policy_lag + 1 batches of unrolls in memory."""
     max_actor_restarts: NonNegative = 3
-    """Actors that may die and be replaced before the run fails."""
+    """Actors of a node that may die and be replaced before the run fails, restarts of the run included."""
     actor_nice: Annotated[NonNegative, Field(le=19)] = 10
     """By how much actors yield to learners where they share cores."""
     check_unwritten: bool = False
@@ -193,7 +199,7 @@ class ClusterConfig(Section):
     num_nodes: Count | None = None
     num_workers: Count | None = None
     """Processes of each node that step environments and learn; null: as many as torchrun or SLURM starts, or
-    one per usable core."""
+    one per usable core. IMPALA has actors and learners instead."""
     distributed_backend: Literal["gloo"] = "gloo"
     master_addr: str | None = None
     """Address of the first node, which all others reach."""

@@ -222,3 +222,8 @@ def test_the_machine_is_described_in_plain_values() -> None:
     assert machine["ram_gb"] > 0.1
     plain = (str, int, float, type(None))
     assert all(isinstance(value, plain) for value in machine.values())
+
+
+def test_bfloat16_is_there_exactly_if_the_system_lists_it() -> None:
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    assert cpu_utils.has_bfloat16() == any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -238,6 +238,33 @@ def test_the_network_computes_what_the_same_layers_compute_in_contiguous_memory(
     torch.testing.assert_close(values, expected_values, rtol=1e-3, atol=1e-4)
 
 
+# --- Precision ---
+
+
+@pytest.mark.parametrize("architecture", ["impala", "nature"])
+def test_bfloat16_changes_how_the_body_is_computed_and_little_of_what_comes_out(architecture: str) -> None:
+    """The same seed gives the same parameters, in float32, so outputs and gradients can be compared."""
+    batch, results = images(32), {}
+    for precision in ("float32", "bfloat16"):
+        config = ModelConfig.model_validate({"architecture": architecture, "precision": precision})
+        model = make_model(config, PROCGEN, 0)
+        first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+        seen: list[torch.Tensor] = []
+        first.register_forward_hook(lambda module, arguments, output, seen=seen: seen.append(output))
+        logits, values = model(batch)
+        assert logits.dtype == values.dtype == torch.float32
+        assert seen[0].dtype == getattr(torch, precision)
+        assert seen[0].is_contiguous(memory_format=torch.channels_last)
+        (logits.square().sum() + values.square().mean()).backward()
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        gradient = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+        results[precision] = (values.detach(), gradient)
+    (values, gradient), (rounded_values, rounded_gradient) = results.values()
+    assert not torch.equal(values, rounded_values)
+    assert (rounded_values - values).norm() < 0.02 * values.norm()
+    assert (rounded_gradient - gradient).norm() < 0.05 * gradient.norm()
+
+
 # --- Memory layout ---
 
 
