@@ -1,0 +1,122 @@
+"""The programs within the commands of the guides: what they are, the flags as they read them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from src import cli, cluster_cli, evaluation_cli
+from tests import runs
+
+OLD_NAMES = {
+    "train_timed.py": ("ppo", "sequential", True),
+    "train_parallel_timed.py": ("ppo", "parallel", True),
+}
+SCRIPT = re.compile(r"train_([a-z0-9]+)_(sequential|parallel|distributed)(_timed)?\.py")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of the project within a command: a script or a module, what starts it, and its flags."""
+
+    name: str
+    launcher: tuple[str, ...]
+    flags: tuple[str, ...]
+
+    @property
+    def training(self) -> tuple[str, str, bool] | None:
+        """Algorithm, mode and whether it is timed, of a training script."""
+        name = SCRIPT.fullmatch(self.name)
+        return OLD_NAMES.get(self.name) or (name and (name[1], name[2], name[3] is not None))
+
+    @property
+    def started_plainly(self) -> bool:
+        plain = [word for word in self.launcher if not re.match(r"\w+=", word)]
+        return plain in ([], ["python"], ["venv/bin/python"])
+
+    def value(self, flag: str) -> str | None:
+        return self.flags[self.flags.index(flag) + 1] if flag in self.flags else None
+
+
+def program_of(words: Sequence[str], project: Path = runs.PROJECT) -> Program | None:
+    """The program that a command starts; None if it is none of the project's."""
+    for index, word in enumerate(words):
+        if word.endswith(".py") and (project / word).is_file():
+            return Program(word, tuple(words[:index]), tuple(words[index + 1 :]))
+        if word == "-m" and words[index + 1].startswith(("src.", "perf.")):
+            return Program(words[index + 1], tuple(words[:index]), tuple(words[index + 2 :]))
+    return None
+
+
+class Parsed(BaseException):
+    """Carries the flags that a program understood, from where it read them."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+
+
+def parse(program: Program) -> argparse.Namespace:
+    """The flags as the program itself reads them, which then goes no further. Raises AssertionError."""
+    real = argparse.ArgumentParser.parse_args
+
+    def parse_args(parser: Any, args: Any = None, namespace: Any = None) -> Any:
+        raise Parsed(real(parser, args, namespace))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        try:
+            result = call(program.name, program.flags)
+        except Parsed as parsed:
+            return parsed.arguments
+    raise AssertionError(f"{program.name} {' '.join(program.flags)}: {result.text}")
+
+
+def resolve(program: Program, arguments: argparse.Namespace) -> None:
+    """Build the configuration that a training script would train with. Raises UsageError."""
+    assert program.training is not None
+    algorithm, mode, timed = program.training
+    if mode == "distributed":
+        data, source = cluster_cli.settings(arguments, algorithm)
+        workers = {} if algorithm == "impala" else {"num_workers": 1}
+        data["cluster"] = {**(data.get("cluster") or {}), "num_nodes": 1, **workers}
+        cluster_cli.build_config(data, source)
+    elif not arguments.resume:
+        cli.resolve_config(arguments, algorithm, mode, timed)
+
+
+@dataclass
+class Result:
+    code: int
+    text: str
+
+
+def call(name: str, flags: Sequence[str]) -> Result:
+    """Run a script or module in this process, which has everything loaded already."""
+    output = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+    ):
+        path = runs.PROJECT / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
+        patch.setattr(sys, "argv", [str(path), *flags])
+        patch.setattr(os, "_exit", sys.exit)
+        for module in (cli, evaluation_cli):
+            patch.setattr(module, "prepare_process", lambda *_, **__: 1)
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return Result(code, output.getvalue())

@@ -1,0 +1,53 @@
+"""The settings as a guide names them: every key of src/settings.py with what it may be and its default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from src.config import Config
+
+
+def settings() -> dict[str, tuple[str, Any]]:
+    """Every setting by its dotted key: (what it may be, in words; the default)."""
+    schema = Config.model_json_schema()
+    return _walk(schema, schema["$defs"], "")
+
+
+def _walk(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> dict[str, tuple[str, Any]]:
+    found: dict[str, tuple[str, Any]] = {}
+    for key, entry in schema["properties"].items():
+        if "$ref" in entry:
+            section = definitions[entry["$ref"].removeprefix("#/$defs/")]
+            found |= _walk(section, definitions, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = (rule(entry), entry["default"])
+    return found
+
+
+def rule(entry: dict[str, Any]) -> str:
+    """What values a setting takes, in words."""
+    if "anyOf" in entry:
+        (kind,) = (each for each in entry["anyOf"] if each["type"] != "null")
+        return f"{rule(kind)}, or `null`"
+    if "enum" in entry:
+        return ", ".join(f"`{value}`" for value in entry["enum"])
+    if "const" in entry:
+        return f"`{entry['const']}`"
+    kind = entry["type"]
+    if kind == "array":
+        return f"list of {rule(entry['items']).replace('whole number', 'whole numbers')}"
+    if kind in ("integer", "number"):
+        return ("whole number" if kind == "integer" else "number") + _limits(entry)
+    return {"boolean": "`true`, `false`", "string": "text", "object": "keys and values"}[kind]
+
+
+def _limits(entry: dict[str, Any]) -> str:
+    low = entry.get("ge", entry.get("minimum"))
+    high = entry.get("le", entry.get("maximum"))
+    if entry.get("exclusiveMinimum") is not None:
+        return f" > {entry['exclusiveMinimum']}"
+    if low is None and high is None:
+        return ""
+    if high is None or high >= 2**31:
+        return f" ≥ {low}"
+    return f", {low} to {high:,}"
