@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from src.buffer import RolloutBuffer
 from src.errors import EnvironmentFault, RunError, first_line
 from src.metrics import Episode
-from src.models import ActorCritic
 from src.seeding import action_noise
 from src.timing import PhaseTimer
+
+# Maps observations (N, ...) as the environment gives them to logits (N, A) and values (N,).
+Policy = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def sample_actions(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +39,7 @@ class Collector:
     def __init__(
         self,
         env: VectorEnv[Any, Any, Any],
-        model: ActorCritic,
+        model: Policy,
         seed: int,
         first_env: int,
         timer: PhaseTimer,
