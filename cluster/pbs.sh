@@ -4,8 +4,9 @@
 #   qsub cluster/pbs.sh
 #   qsub -v SCRIPT=train_a2c_distributed.py,FLAGS="--env starpilot" cluster/pbs.sh
 #
-# One process on each node of $PBS_NODEFILE, which starts that node's workers. The job stops two minutes before
-# its time limit and when PBS asks it to, submits itself again, and goes on in the same folder.
+# One process on each node of $PBS_NODEFILE, which starts that node's workers, of IMPALA its actors and learners.
+# The job stops two minutes before its time limit and when PBS asks it to, submits itself again, and goes on in the
+# same folder.
 #PBS -N rl-cluster
 #PBS -l select=2:ncpus=8
 #PBS -l walltime=04:00:00

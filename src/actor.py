@@ -36,9 +36,7 @@ class Actor:
         config = self.config = job.config
         self.number = number
         self.incarnation = link.incarnation
-        self.env_index = (
-            node_rank * (config.num_processes // config.num_nodes) + number
-        ) * config.envs_per_process
+        self.env_index = (node_rank * config.actors_per_node + number) * config.envs_per_process
         self.timer = PhaseTimer()
         cpu_utils.set_torch_threads(1)
         os.nice(config.impala.actor_nice)

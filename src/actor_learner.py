@@ -1,17 +1,20 @@
-"""IMPALA with actors and a learner (Espeholt et al. 2018, section 3).
+"""IMPALA with actors and learners (Espeholt et al. 2018, section 3), on one machine or on several.
 
 Actors (src/actor.py) write unrolls into slots of a store in shared memory (src/unroll_store.py); only slot
 numbers travel, through two queues (src/slot_queue.py). The learner (src/central_learner.py) takes a batch of
 slots, learns from it, publishes the new parameters (src/published_weights.py), and gives the slots out again
-(src/batches.py). How these processes are kept is src/workers.py.
+(src/batches.py). How these processes are kept is src/workers.py. In a distributed run every node has actors,
+slots and learners of its own, and the learners of all nodes are the ranks that sum their gradients.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
 from src.actor import Actor
 from src.central_learner import CentralLearner, open_shared_parts
+from src.cluster_worker import work as learn_as_rank
 from src.config import Config
 from src.distributed import Communicator
 from src.parallel import meet
@@ -23,26 +26,53 @@ from src.worker_process import Job, Link
 def work(job: Job, link: Link) -> int:
     """Be the learner or the actor that the rank says."""
     config, queues = job.config, tuple(SlotQueue(ends) for ends in job.queues)
-    if link.rank >= config.num_learners:
+    if link.rank >= config.learners_per_node:
         return act(job, link, queues)
-    spaces = link.share(source=config.num_learners)
-    communicator = join_learners(config, link)
+    if job.world is not None:
+        return learn_as_rank(job, link, maker(job, link, queues))
     process = Process(
-        communicator,
+        join_learners(config, link),
         link.check,
         lambda size: link.shared_memory(config.parallel, size),
-        partial(CentralLearner, spaces=spaces, queues=queues, link=link, calibration=job.calibration),
+        maker(job, link, queues),
         job.root_process,
     )
     return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
 
 
+def maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., CentralLearner]:
+    """What makes this node's learner once the first actor has said what its environments are like."""
+
+    def make(
+        config: Config,
+        communicator: Communicator,
+        num_threads: int,
+        heartbeat: Callable[[], None],
+        shared_memory: Callable[[int], Any],
+    ) -> CentralLearner:
+        spaces = communicator.attend(lambda: link.share(source=config.learners_per_node))
+        return CentralLearner(
+            config,
+            communicator,
+            num_threads,
+            heartbeat,
+            shared_memory,
+            spaces,
+            queues,
+            link,
+            job.calibration,
+        )
+
+    return make
+
+
 def act(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> int:
-    config, first = job.config, job.config.num_learners
-    actor = Actor(job, link, link.rank - first, node_rank=0)
+    config, world, first = job.config, job.world, job.config.learners_per_node
+    actor = Actor(job, link, link.rank - first, 0 if world is None else world.node_rank)
     if not link.incarnation:
+        if world is None or world.master_port is None:
+            link.share()  # where the learners meet, which is not for actors
         link.share(actor.spaces, source=first)
-        link.share()  # where the learners meet, which is not for actors
     store, weights = open_shared_parts(
         config, actor.spaces, actor.num_parameters, lambda size: link.shared_memory(config.parallel, size)
     )

@@ -1,4 +1,5 @@
-"""How many actors and learners suit this machine: measured in a few seconds before a run of IMPALA.
+"""How many actors and learners suit this machine: measured in a few seconds before a run of IMPALA. In a
+distributed run each node has as many.
 
 One process for each core acts and then learns as the run will, all at the same time, so that the figures are
 those of a machine that is busy. The split that is predicted to be fastest is taken.
@@ -7,22 +8,23 @@ those of a machine that is busy. The split that is predicted to be fastest is ta
 from __future__ import annotations
 
 import math
-import multiprocessing
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from src import cpu_utils
 from src.config import Config
 from src.config_file import build_config
-from src.errors import RunError, UsageError
+from src.measuring import Measurers
+
+if TYPE_CHECKING:
+    from src.learning_process import LearningProcess
 
 ACT_SECONDS, LEARN_SECONDS = 0.7, 1.5
-START_SECONDS = 120.0
-POLL_SECONDS = 0.1
+START_SECONDS = 120.0  # for all of it
 MAX_SIZES = 3  # numbers of environments per actor that are tried
 
 
@@ -40,7 +42,8 @@ class Calibration:
     timesteps_per_second: float
     """What this split is predicted to reach."""
     limit: float
-    """Timesteps per second of cores that never idle, acting with that many environments an actor."""
+    """Timesteps per second of cores that never idle, acting with that many environments an actor. This and
+    the other figures are those of one node."""
 
     def describe(self) -> str:
         act = ", ".join(f"{1e3 * each:.3f} with {n}" for n, each in sorted(self.act_seconds.items()))
@@ -58,9 +61,8 @@ def candidates(config: Config, cores: int) -> list[int]:
     """Numbers of actors to try: those that divide the environments, around one a core, most first."""
     if config.impala.num_actors is not None:
         return [config.impala.num_actors]
-    environments, size = config.env.num_envs, config.env.group_size or 1
-    unroll = config.training.n_steps
-    batch = config.training.batch_size or unroll * environments
+    environments, size = config.envs_per_node, config.env.group_size or 1
+    unroll, batch = config.training.n_steps, config.timesteps_per_update // config.num_nodes
     fitting = [
         actors
         for actors in range(1, min(environments, 2 * cores) + 1)
@@ -81,19 +83,19 @@ def fastest_split(
     Where there are more processes than cores, actors yield to learners: both sides work in turns, each on as
     many cores as it has processes. Learners beyond one microbatch each would gain nothing.
     """
-    most = max(1, min(cores, math.ceil(config.timesteps_per_update / microbatch_size)))
+    most = max(1, min(cores, math.ceil(config.timesteps_per_update / config.num_nodes / microbatch_size)))
     learner_counts = [config.impala.num_learners] if config.impala.num_learners else range(1, most + 1)
 
     def predicted(actors: int, learners: int) -> float:
-        act = act_seconds[config.env.num_envs // actors] / min(actors, cores)
+        act = act_seconds[config.envs_per_node // actors] / min(actors, cores)
         learn = learn_seconds / min(learners, cores)
         return 1 / (act + learn if actors + learners > cores else max(act, learn))
 
     splits = sorted(
-        (config.env.num_envs // size, learners) for size in act_seconds for learners in learner_counts
+        (config.envs_per_node // size, learners) for size in act_seconds for learners in learner_counts
     )
     actors, learners = max(splits, key=lambda split: round(predicted(*split), 6))
-    busy = cores / (act_seconds[config.env.num_envs // actors] + learn_seconds)
+    busy = cores / (act_seconds[config.envs_per_node // actors] + learn_seconds)
     return Calibration(cores, act_seconds, learn_seconds, actors, learners, predicted(actors, learners), busy)
 
 
@@ -104,109 +106,82 @@ def calibrate(config: Config, check_stop: Callable[[], None]) -> tuple[Config, C
     environments cannot be made.
     """
     cores = cpu_utils.usable_cores()
-    sizes = [config.env.num_envs // actors for actors in candidates(config, cores)]
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(cores)
-    processes, connections = [], []
-    try:
-        for _ in range(cores):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=measure, args=(config, sizes, barrier, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            processes.append(process)
-            connections.append(ours)
-        results = collect(connections, check_stop)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-    act = {size: sum(each[0][size] for each in results) / cores for size in sizes}
-    learn = sum(each[1] for each in results) / cores
-    chosen = fastest_split(config, cores, act, learn, results[0][2])
+    sizes = [config.envs_per_node // actors for actors in candidates(config, cores)]
+    tuned, act = config.hardware.tune_allocator, {}
+    advice = "; with impala.num_actors and impala.num_learners nothing has to be measured"
+    with Measurers(cores, __name__, (config,), check_stop, tuned, START_SECONDS, advice) as measurers:
+        for size in sizes:
+            measurers.ask("begin", size)
+            act[size] = statistics.fmean(measurers.ask("act"))
+        microbatch_size, *_ = measurers.ask("prepare_learning")
+        learn = statistics.fmean(measurers.ask("learn"))
+    chosen = fastest_split(config, cores, act, learn, microbatch_size)
     data = config.model_dump()
     data["impala"] |= {"num_actors": chosen.num_actors, "num_learners": chosen.num_learners}
     return build_config(data, "calibration"), chosen
 
 
-def collect(connections: list[Connection], check_stop: Callable[[], None]) -> list[Any]:
-    """What every measuring process has found."""
-    results: dict[int, Any] = {}
-    deadline = time.monotonic() + START_SECONDS
-    while len(results) < len(connections):
-        check_stop()
-        if time.monotonic() > deadline:
-            raise RunError(f"the calibration took longer than {START_SECONDS:g} s; set impala.num_actors")
-        waiting = [each for index, each in enumerate(connections) if index not in results]
-        for connection in wait(waiting, timeout=POLL_SECONDS):
-            assert isinstance(connection, Connection)
-            try:
-                kind, content = connection.recv()
-            except EOFError:
-                raise RunError("a process of the calibration died; set impala.num_actors") from None
-            if kind == "usage":
-                raise UsageError(content)
-            if kind == "fault":
-                raise RunError(f"calibration: {content}")
-            results[connections.index(connection)] = content
-    return [results[index] for index in range(len(connections))]
+class Bench:
+    """What a process measures with: it acts and learns as the run will."""
 
+    def __init__(self, import_seconds: float, config: Config) -> None:
+        cpu_utils.set_torch_threads(1)
+        self.config = config
+        self.process: LearningProcess | None = None
+        self.env: Any = None
 
-def measure(config: Config, sizes: list[int], barrier: Any, connection: Connection) -> None:
-    """In a process of its own: seconds of a timestep to act by environments, to learn, microbatch size."""
-    import signal
+    def begin(self, size: int) -> None:
+        """Be an actor of `size` environments."""
+        from src.buffer import RolloutBuffer
+        from src.collector import Collector
+        from src.config import MAX_GROUP_SIZE, largest_divisor
+        from src.distributed import Communicator
+        from src.envs import make_vector_env, spaces_of
+        from src.learning_process import LearningProcess
+        from src.seeding import group_seed
+        from src.timing import PhaseTimer
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the process that started this one decides
-    try:
-        if config.hardware.tune_allocator:
-            cpu_utils.tune_allocator()
-        cpu_utils.set_thread_environment(1)
-        connection.send(("measured", time_work(config, sizes, lambda: barrier.wait(START_SECONDS))))
-    except UsageError as error:
-        connection.send(("usage", str(error)))
-    except Exception as error:
-        connection.send(("fault", f"{type(error).__name__}: {error}"))
-
-
-def time_work(
-    config: Config, sizes: list[int], together: Callable[[], Any]
-) -> tuple[dict[int, float], float, int]:
-    """`together` is called before each measurement and waits for the other processes."""
-    import numpy as np
-
-    from src.buffer import RolloutBuffer
-    from src.collector import Collector
-    from src.config import MAX_GROUP_SIZE, largest_divisor
-    from src.distributed import Communicator
-    from src.envs import make_vector_env, spaces_of
-    from src.learning_process import LearningProcess
-    from src.seeding import group_seed
-    from src.timing import PhaseTimer
-
-    cpu_utils.set_torch_threads(1)
-    act, process, rollout = {}, None, None
-    for size in sizes:
+        config, seed = self.config, self.config.training.seed
+        if self.env is not None:
+            self.env.close()
         group = config.env.group_size or largest_divisor(size, MAX_GROUP_SIZE)
-        seeds = [group_seed(config.training.seed, each) for each in range(size // group)]
-        env = make_vector_env(config.env, seeds, group, 0)
-        spaces = spaces_of(env)
-        process = process or LearningProcess(config, Communicator(), 1, lambda: None, PhaseTimer(), spaces)
-        rollout = RolloutBuffer(config.training.n_steps, size, spaces)
-        collector = Collector(env, process.model, config.training.seed, 0, process.timer, lambda: None)
-        collector.collect(rollout, 0)
-        together()
-        act[size] = seconds_of(partial(collector.collect, rollout), ACT_SECONDS) / rollout.num_samples
-        env.close()
-    assert process is not None and rollout is not None
-    rollout.scaled_rewards[:] = rollout.rewards
-    wanted = max(1, 2 * process.microbatch_size // config.training.n_steps)
-    columns = np.arange(min(rollout.num_envs, wanted))
-    together()
-    learn = seconds_of(
-        lambda n: process.algorithm.update(process.learner, rollout, config, n, columns), LEARN_SECONDS
-    )
-    return act, learn / (len(columns) * config.training.n_steps), process.microbatch_size
+        seeds = [group_seed(seed, each) for each in range(size // group)]
+        self.env = make_vector_env(config.env, seeds, group, 0)
+        spaces = spaces_of(self.env)
+        if self.process is None:
+            timer = PhaseTimer()
+            self.process = LearningProcess(config, Communicator(), 1, lambda: None, timer, spaces)
+        process = self.process
+        self.rollout = RolloutBuffer(config.training.n_steps, size, spaces)
+        self.collector = Collector(self.env, process.model, seed, 0, process.timer, lambda: None)
+        self.collector.collect(self.rollout, 0)
+
+    def act(self) -> float:
+        """Seconds of a timestep."""
+        return (
+            seconds_of(partial(self.collector.collect, self.rollout), ACT_SECONDS) / self.rollout.num_samples
+        )
+
+    def prepare_learning(self) -> int:
+        """Be a learner of what was collected last; returns the size of a microbatch."""
+        import numpy as np
+
+        assert self.process is not None
+        self.env.close()
+        self.rollout.scaled_rewards[:] = self.rollout.rewards
+        wanted = max(1, 2 * self.process.microbatch_size // self.config.training.n_steps)
+        self.columns = np.arange(min(self.rollout.num_envs, wanted))
+        return self.process.microbatch_size
+
+    def learn(self) -> float:
+        """Seconds to learn from a timestep."""
+        process, rollout, columns = self.process, self.rollout, self.columns
+        assert process is not None
+
+        def update(number: int) -> None:
+            process.algorithm.update(process.learner, rollout, self.config, number, columns)
+
+        return seconds_of(update, LEARN_SECONDS) / (len(columns) * rollout.n_steps)
 
 
 def seconds_of(work: Callable[[int], Any], duration: float) -> float:

@@ -1,7 +1,8 @@
 """The learner of IMPALA: it learns from what actors have written and publishes what it learned.
 
 It may be several processes: each takes its share of every batch, and their gradients are summed, as in
-data-parallel training.
+data-parallel training. On several nodes a batch has as many unrolls of each, and what is here of slots,
+actors and waiting is of the node.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from src.config import Config
 from src.distributed import Communicator
 from src.errors import RunError, UsageError
 from src.impala import own_share
-from src.learning_process import Counters, LearningProcess, Update
+from src.learning_process import Counters, LearningProcess, Update, slowest_rank
 from src.metrics import Episode
 from src.models import Spaces
 from src.published_weights import PublishedWeights, weights_bytes
@@ -34,14 +36,13 @@ from src.worker_process import Link
 
 def store_size(config: Config, spaces: Spaces) -> StoreSize:
     """Raises UsageError if there would be more slots than a queue holds."""
-    actors = config.num_processes // config.num_nodes
     slots = (config.impala.max_policy_lag + 1) * unrolls_per_batch(config)
     if slots > SlotQueue.CAPACITY:
         raise UsageError(
             f"impala.max_policy_lag = {config.impala.max_policy_lag} needs {slots} slots of unrolls; "
             f"there can be {SlotQueue.CAPACITY}"
         )
-    return StoreSize(slots, actors, config.training.n_steps, config.envs_per_process, spaces)
+    return StoreSize(slots, config.actors_per_node, config.training.n_steps, config.envs_per_process, spaces)
 
 
 def unrolls_per_batch(config: Config) -> int:
@@ -83,11 +84,13 @@ class CentralLearner(LearningProcess):
         )
         training, size = config.training, unrolls_per_batch(config)
         self.batches = Batches(self.store, queues, size, link, heartbeat, config.impala.check_unwritten)
-        self.scaler = RewardScaler(
-            config.env.num_envs // config.num_nodes, training.gamma, training.reward_clip
-        )
+        self.scaler = RewardScaler(config.envs_per_node, training.gamma, training.reward_clip)
         self.waits_before = self._actor_waits()
         self.wait_before = 0.0
+        self.lags = np.zeros(1, np.int64)
+        """The ages of this node's unrolls in the last batch, in updates."""
+        self.joint_figures: dict[str, float | None] = {}
+        """Those of all nodes' actors, as of the last boundary; in the main process only."""
 
     @property
     def leads(self) -> bool:
@@ -97,11 +100,12 @@ class CentralLearner(LearningProcess):
     def facts(self) -> dict[str, str]:
         impala, size = self.config.impala, self.store.size
         slot_mb = store_bytes(size) / size.slots / 2**20
+        where = "" if self.communicator.num_nodes == 1 else ", on each node"
         return {
             **super().facts(),
             **({} if self.calibration is None else {"calibration": self.calibration.describe()}),
-            "unrolls": f"{self.batches.batch_size} in a batch, {size.slots} slots of {slot_mb:.1f} MB, "
-            f"policy lag at most {impala.max_policy_lag}",
+            "unrolls": f"{self.batches.batch_size} in a batch, {size.slots} slots of {slot_mb:.1f} MB"
+            f"{where}, policy lag at most {impala.max_policy_lag}",
         }
 
     def iterate(self, learning_rate: float) -> Update:
@@ -109,12 +113,11 @@ class CentralLearner(LearningProcess):
         if self.leads and not self.batches.given:
             self.weights.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(range(self.store.size.slots))
-        with self.timer("wait"):
-            slots = self._take_batch()
+        slots = self._take_batch()
         columns = self.store.columns(slots)
-        lags = self.counters.updates - self.store.version[slots]
-        if lags.max() > self.config.impala.max_policy_lag:
-            raise RunError(f"an unroll is {lags.max()} updates old: the order of slots was lost")
+        self.lags = self.counters.updates - self.store.version[slots]
+        if self.lags.max() > self.config.impala.max_policy_lag:
+            raise RunError(f"an unroll is {self.lags.max()} updates old: the order of slots was lost")
         self._bootstrap(columns)
         self.learner.set_learning_rate(learning_rate)
         figures = self.algorithm.update(
@@ -126,25 +129,38 @@ class CentralLearner(LearningProcess):
             episodes = [episode for slot in slots for episode in self.store.read_episodes(slot)]
             self.weights.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(slots)
-        episodes = self.exchange(sorted(episodes, key=lambda each: each[:2]))
-        return Update(episodes, figures | self._own_figures(lags))
+        episodes = self.exchange(episodes)
+        return Update(episodes, figures | self.joint_figures)
 
     def _take_batch(self) -> list[int]:
-        """The next slots of this node to learn from, in every learner, their rewards scaled."""
-        communicator, size = self.communicator, self.batches.batch_size
-        table = np.zeros((communicator.num_nodes, size))
+        """The next slots of this node to learn from, in every learner, their rewards scaled.
+
+        A node's first learner waits for its actors, and then, as `sync`, for other nodes; all that the
+        others do here is `wait`.
+        """
+        batch: list[int] = []
         discounted = np.empty(0)
         if self.leads:
-            batch = self.batches.take()
-            table[communicator.node_rank] = batch
+            with self.timer("wait"):
+                batch = self.batches.take()
             discounted = self._discount(batch)
-        if self.config.training.normalize_rewards:
-            self.scaler.observe(discounted, communicator)
+        phase = "sync" if self.leads else "wait"
+        scaled = self.config.training.normalize_rewards
+        if scaled:
+            with self.timer(phase):
+                self.scaler.observe(discounted, self.communicator)
+        for slot in batch:
+            part = self.store.unroll(slot)
+            part.scaled_rewards[:] = self.scaler.scaled(part.rewards) if scaled else part.rewards
+        with self.timer(phase):
+            return self._tell(batch)
+
+    def _tell(self, batch: list[int]) -> list[int]:
+        """The slots of this node's batch, which its first learner knows, in every learner."""
+        communicator, size = self.communicator, self.batches.batch_size
+        table = np.zeros((communicator.num_nodes, size))
         if self.leads:
-            for slot in batch:
-                part = self.store.unroll(slot)
-                scaled = self.config.training.normalize_rewards
-                part.scaled_rewards[:] = self.scaler.scaled(part.rewards) if scaled else part.rewards
+            table[communicator.node_rank] = batch
         slots = communicator.sum_floats(table.reshape(-1).tolist())
         return [int(slot) for slot in slots[communicator.node_rank * size :][:size]]
 
@@ -171,37 +187,44 @@ class CentralLearner(LearningProcess):
             # The final observation of an episode that was truncated is not here: its value stays.
             values[part] = np.where(self.store.rollout.truncated[-1, part], values[part], now)
 
-    def _own_figures(self, lags: NDArray[np.int64]) -> dict[str, float | None]:
-        wait, waits = self.timer.seconds["wait"], self._actor_waits()
-        figures: dict[str, float | None] = {
-            "impala/policy_lag_mean": float(lags.mean()),
-            "impala/policy_lag_max": float(lags.max()),
-            "impala/actor_restarts": float(self.batches.replaced),
-            "profile/actor_wait_seconds": round(float(np.mean(waits - self.waits_before)), 5),
-            "profile/learner_wait_seconds": round(wait - self.wait_before, 5),
-        }
-        self.wait_before, self.waits_before = wait, waits
-        return figures
-
     def _actor_waits(self) -> NDArray[np.float64]:
         return self.store.phases[:, PHASES.index("wait")].copy()
 
-    def exchange(self, episodes: list[Episode]) -> list[Episode]:
-        store = self.store
+    def _own_part(self, episodes: list[Episode]) -> dict[str, Any]:
+        """What this process brings to the main process; the first of a node also what its actors do."""
+        store, wait = self.store, self.timer.seconds["wait"]
         part: dict[str, Any] = {
             "phases": dict(self.timer.seconds),
             "threads": torch.get_num_threads(),
             "episodes": episodes,
+            "waited": wait - self.wait_before,
         }
+        self.wait_before = wait
         if self.leads:
+            waits = self._actor_waits()
             part["actor_phases"] = [dict(zip(PHASES, row, strict=True)) for row in store.phases.tolist()]
             part["actor_threads"], part["begun"] = store.threads.tolist(), store.begun.tolist()
-        parts = self.communicator.gather(part)
+            part["actors_waited"] = float(np.mean(waits - self.waits_before))
+            part["lags"] = self.lags.tolist()
+            part["replaced"] = self.batches.replaced
+            self.waits_before = waits
+        return part
+
+    def exchange(self, episodes: list[Episode]) -> list[Episode]:
+        parts = self.communicator.gather(self._own_part(episodes))
         if parts is None:
             return []
         nodes = [part for part in parts if "begun" in part]
         self.phase_seconds = [part["phases"] for part in parts]
         self.phase_seconds += [phases for node in nodes for phases in node["actor_phases"]]
+        lags = [lag for node in nodes for lag in node["lags"]]
+        self.joint_figures = {
+            "impala/policy_lag_mean": float(np.mean(lags)),
+            "impala/policy_lag_max": float(max(lags)),
+            "impala/actor_restarts": float(sum(node["replaced"] for node in nodes)),
+            "profile/actor_wait_seconds": round(fmean(node["actors_waited"] for node in nodes), 5),
+            "profile/learner_wait_seconds": round(fmean(part["waited"] for part in parts), 5),
+        }
         if self.take_state:
             threads = [part["threads"] for part in parts]
             self._state = {
@@ -211,11 +234,11 @@ class CentralLearner(LearningProcess):
                 "scaler": {key: value for key, value in self.scaler.state().items() if key != "returns"},
                 "rng": {"torch": torch.get_rng_state()},
                 "begun": [node["begun"] for node in nodes],
-                "actor_restarts": self.batches.replaced,
+                "replaced_actors": [node["replaced"] for node in nodes],
                 "phase_seconds": self.phase_seconds,
                 "threads": threads + [count for node in nodes for count in node["actor_threads"]],
             }
-        return [episode for each in parts for episode in each["episodes"]]
+        return sorted((episode for part in parts for episode in part["episodes"]), key=lambda each: each[:2])
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a saved state, with new episodes: what actors had in hand is lost."""
@@ -223,12 +246,13 @@ class CentralLearner(LearningProcess):
         self.learner.load(state["learner"])
         self.counters = Counters(**state["counters"])
         self.scaler.load({**state["scaler"], "returns": np.zeros_like(self.scaler.returns)})
-        self.batches.replaced = state["actor_restarts"]
         torch.set_rng_state(state["rng"]["torch"])
         self.timer.seconds.update(state["phase_seconds"][self.communicator.rank])
         self.wait_before = self.timer.seconds["wait"]
         if self.leads:
             node, actors = self.communicator.node_rank, self.store.size.actors
+            self.batches.replaced = state["replaced_actors"][node]
+            self.batches.link.has_replaced(self.batches.replaced)
             self.store.begun[:] = state["begun"][node]
             saved = state["phase_seconds"][self.communicator.world_size + node * actors :][:actors]
             self.store.phases[:] = [[phases[phase] for phase in PHASES] for phases in saved]
@@ -236,20 +260,38 @@ class CentralLearner(LearningProcess):
 
     def finish(self) -> Update | None:
         """Let the actors leave."""
-        self.store.finished[0] = 1
+        self.close()
         return None
+
+    def close(self) -> None:
+        self.store.finished[0] = 1
+
+    def process_names(self) -> list[str]:
+        learners, config = list(self.communicator.names), self.config
+        hosts = [name.split(" on ", 1)[1] for name in learners[:: self.communicator.local_size]]
+        actors = [
+            f"{config.process_name(config.num_learners + actor)} on {hosts[actor // config.actors_per_node]}"
+            for actor in range(config.num_processes if learners else 0)
+        ]
+        return learners + actors or super().process_names()
 
     def figures(self) -> dict[str, Any]:
         """How long a learner and an actor waited for the other side, the means over all of them."""
         count = self.communicator.world_size
-        sides = self.phase_seconds[:count], self.phase_seconds[count:]
-        learners, actors = (sum(each["wait"] for each in side) / len(side) for side in sides)
+        learners, actors = self.phase_seconds[:count], self.phase_seconds[count:]
+        # Who waits for its own actors keeps the other nodes waiting as much as who learns.
+        busy = [
+            seconds["learn"] + (seconds["wait"] if rank % self.communicator.local_size == 0 else 0.0)
+            for rank, seconds in enumerate(learners)
+        ]
         return {
+            **slowest_rank(self.communicator, busy),
             "impala": {
-                "actors": len(sides[1]),
-                "learner_wait_seconds": round(learners, 3),
-                "actor_wait_seconds": round(actors, 3),
-                "actor_restarts": self.batches.replaced,
+                "actors": len(actors),
+                "learner_wait_seconds": round(fmean(each["wait"] for each in learners), 3),
+                "learner_sync_seconds": round(fmean(each["sync"] for each in learners), 3),
+                "actor_wait_seconds": round(fmean(each["wait"] for each in actors), 3),
+                "actor_restarts": int(self.joint_figures["impala/actor_restarts"] or 0),
                 "calibration": None if self.calibration is None else self.calibration.to_dict(),
-            }
+            },
         }

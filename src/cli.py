@@ -125,15 +125,12 @@ def make_parser(algorithm: str, mode: str, timed: bool) -> Parser:
         metavar = {float: "X", count: "N"}.get(flag.type, "TEXT")
         parser.add_argument(flag.name, dest=flag.key, type=flag.type, metavar=metavar, help=flag.help)
     workers = parser.add_argument_group("processes")
-    for name in ("--num-workers", "--num-actors"):
-        workers.add_argument(
-            name,
-            type=count,
-            metavar="N",
-            help="processes that step environments and learn"
-            if name == "--num-workers"
-            else "actors, of IMPALA only",
-        )
+    each = " of each node" if mode == "distributed" else ""
+    for name, text in (
+        ("--num-workers", f"processes{each} that step environments and learn"),
+        ("--num-actors", f"actors{each}, of IMPALA only"),
+    ):
+        workers.add_argument(name, type=count, metavar="N", help=text)
     workers.add_argument(
         "--num-envs-per-worker",
         "--num-envs-per-actor",
@@ -189,8 +186,8 @@ def apply_workers(data: dict[str, Any], arguments: argparse.Namespace, mode: str
     set_value(data, "env.num_envs", per_process * count, "--num-envs-per-worker")
 
 
-def apply_actors(data: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """The same for IMPALA."""
+def apply_actors(data: dict[str, Any], arguments: argparse.Namespace, num_nodes: int = 1) -> None:
+    """The same for IMPALA, whose actors are counted for each node."""
     if arguments.num_workers is not None:
         raise UsageError(
             f"--num-workers {arguments.num_workers}: IMPALA has actors and learners; use --num-actors and "
@@ -203,12 +200,13 @@ def apply_actors(data: dict[str, Any], arguments: argparse.Namespace) -> None:
         return
     actors = (data.get("impala") or {}).get("num_actors") or cpu_utils.usable_cores()
     set_value(data, "impala.num_actors", actors, "--num-envs-per-actor")
-    total = vars(arguments)["env.num_envs"]
-    if total not in (None, per_process * actors):
+    total, given = per_process * actors * num_nodes, vars(arguments)["env.num_envs"]
+    if given not in (None, total):
+        nodes = "" if num_nodes == 1 else f" x {num_nodes} nodes"
         raise UsageError(
-            f"--num-envs-per-actor {per_process} x {actors} actors contradicts --num-envs {total}"
+            f"--num-envs-per-actor {per_process} x {actors} actors{nodes} contradicts --num-envs {given}"
         )
-    set_value(data, "env.num_envs", per_process * actors, "--num-envs-per-actor")
+    set_value(data, "env.num_envs", total, "--num-envs-per-actor")
 
 
 def apply_budget(data: dict[str, Any], arguments: argparse.Namespace, timed: bool) -> None:

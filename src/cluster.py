@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from src.cpu_utils import usable_cores
@@ -77,6 +77,19 @@ def discover(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str
     if world.num_nodes > 1:
         _refuse_loopback(world)
     return world
+
+
+def as_starter(world: World) -> World:
+    """The place of a process that is no rank itself but starts all that its node has, as IMPALA wants it
+    from every launcher. Raises UsageError if there are several on a node."""
+    if world.local_rank is not None and world.num_workers > 1:
+        flag = "--nproc-per-node 1" if world.launcher == "torchrun" else "--ntasks-per-node 1"
+        raise UsageError(
+            f"{world.launcher} starts {world.num_workers} processes on each node, but IMPALA takes one, "
+            f"which starts the node's actors and learners: use {flag}, and impala.num_learners for more "
+            "learners"
+        )
+    return replace(world, num_workers=1, local_rank=None)
 
 
 def settle(*said: Said, default: Any = None) -> Any:

@@ -6,16 +6,18 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from src import cli
-from src.cluster import World, discover, host_name
+from src.cluster import World, as_starter, discover, host_name
 from src.cluster_network import require_place
+from src.cluster_split import KEYS, is_open, settle_split
 from src.config import Config
 from src.config_file import build_config, describe_validation_error, read_config_file, set_value
-from src.errors import UsageError
+from src.errors import Interrupted, UsageError
 from src.run_folder import RunFolder, config_of_run, require_same_run
 from src.settings import ClusterConfig
 
@@ -59,26 +61,61 @@ def main(algorithm: str, argv: Sequence[str] | None = None) -> int:
 def run(arguments: argparse.Namespace, algorithm: str) -> int:
     data, source = settings(arguments, algorithm)
     world = discover(cluster_settings(data), arguments.node_rank, os.environ)
+    if algorithm == "impala":
+        world = as_starter(world)
     apply_world(data, arguments, world)
-    config = build_config(data, source)
+    given = build_config(data, source)
+    config = with_split_of_run(given, arguments, world)
     require_place(world, config.cluster.network_interface)
     folder, resume = open_folder(arguments, config, world)
     num_threads = cli.prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads=1
     )
     if world.local_rank is not None:
-        from src.cluster_worker import train_as_rank as train
-    else:
-        from src.workers import train_on_node as train
+        from src.cluster_worker import train_as_rank
 
-        if world.node_rank > 0:
-            print(
-                f"Node {world.node_rank} ({host_name()}) starts ranks {world.rank} to "
-                f"{world.rank + world.num_workers - 1} of {world.size}; rank 0 is at "
-                f"{world.master_addr}:{world.master_port}",
-                flush=True,
-            )
-    return train(config, folder, num_threads, resume, arguments.overwrite, world)
+        return train_as_rank(config, folder, num_threads, resume, arguments.overwrite, world)
+    from src.workers import train_on_node
+
+    calibration = None
+    if given.has_actors:
+        if is_open(given):
+            try:
+                config, calibration = settle_split(given, config, world)
+            except Interrupted as interruption:
+                return interruption.exit_code
+        world = replace(world, num_workers=config.learners_per_node)
+    if world.node_rank > 0:
+        print(describe_node(config, world), flush=True)
+    return train_on_node(config, folder, num_threads, resume, arguments.overwrite, world, calibration)
+
+
+def describe_node(config: Config, world: World) -> str:
+    actors = f" and {config.actors_per_node} actor(s)" if config.has_actors else ""
+    return (
+        f"Node {world.node_rank} ({host_name()}) starts ranks {world.rank} to "
+        f"{world.rank + world.num_workers - 1} of {world.size}{actors}; rank 0 is at "
+        f"{world.master_addr}:{world.master_port}"
+    )
+
+
+def with_split_of_run(config: Config, arguments: argparse.Namespace, world: World) -> Config:
+    """The configuration, on the first node with the numbers of actors and learners of the run that goes on if
+    they are not given."""
+    root = arguments.output_dir
+    if not config.has_actors or not is_open(config) or world.rank or not resumes(arguments, world):
+        return config
+    if root is None or not RunFolder(root, config).config_path.exists():
+        return config
+    before = config_of_run(root).model_dump()["impala"]
+    data = config.model_dump()
+    data["impala"] |= {key: before[key] for key in KEYS if data["impala"][key] is None}
+    return build_config(data, str(root))
+
+
+def resumes(arguments: argparse.Namespace, world: World) -> bool:
+    """Whether the run goes on in its folder if there is one."""
+    return arguments.resume is not None or world.restarts > 0
 
 
 def settings(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, Any], str]:
@@ -93,7 +130,8 @@ def settings(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, A
         if data.setdefault(key, ours) != ours:
             raise UsageError(f"{source}: {key} = {data[key]!r}, but this script runs {algorithm} {MODE}")
     cli.apply_flags(data, arguments)
-    given = {**vars(arguments), "cluster.num_workers": arguments.num_workers}
+    workers = None if algorithm == "impala" else arguments.num_workers  # which `apply_world` refuses
+    given = {**vars(arguments), "cluster.num_workers": workers}
     for name, key, *_ in FLAGS:
         if given[key] is not None:
             set_value(data, key, given[key], name)
@@ -117,6 +155,9 @@ def cluster_settings(data: dict[str, Any]) -> ClusterConfig:
 def apply_world(data: dict[str, Any], arguments: argparse.Namespace, world: World) -> None:
     """Write down how many processes there are, so that config.yaml says it."""
     set_value(data, "cluster.num_nodes", world.num_nodes, "cluster.num_nodes")
+    if data["algorithm"] == "impala":
+        cli.apply_actors(data, arguments, world.num_nodes)
+        return
     set_value(data, "cluster.num_workers", world.num_workers, "cluster.num_workers")
     if arguments.num_actors is not None:
         raise UsageError(f"--num-actors {arguments.num_actors}: only IMPALA has actors; use --num-workers")
@@ -134,7 +175,7 @@ def open_folder(arguments: argparse.Namespace, config: Config, world: World) -> 
     """The folder of the run, and whether it goes on there. Only the first node has to see the folder."""
     root = arguments.output_dir
     automatic = arguments.resume == "auto" or world.restarts > 0
-    if not automatic and arguments.resume is None:
+    if not resumes(arguments, world):
         folder = RunFolder(root, config)
         if world.rank == 0 and root is not None and not arguments.overwrite:
             folder.refuse_if_occupied()

@@ -54,12 +54,12 @@ class ClusterCommunicator(GlooCommunicator):
         It runs in a thread, so that a rank that fails meanwhile is noticed.
         """
         result: list[T] = []
-        failure: list[RuntimeError] = []
+        failure: list[Exception] = []
 
         def call() -> None:
             try:
                 result.append(function())
-            except RuntimeError as error:
+            except Exception as error:
                 failure.append(error)
 
         thread = threading.Thread(target=call, daemon=True)
@@ -68,8 +68,10 @@ class ClusterCommunicator(GlooCommunicator):
             while thread.is_alive():
                 thread.join(LOOK_SECONDS)
                 self.watch.check()
-        if failure:
+        if failure and isinstance(failure[0], RuntimeError):  # gloo's word for a closed connection
             raise self.watch.agree(PeerLost(str(failure[0]).splitlines()[0])) from failure[0]
+        if failure:
+            raise failure[0]
         return result[0]
 
     def _call(self, operation: Any, *arguments: Any, **options: Any) -> None:

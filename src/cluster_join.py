@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from src.cluster import World, host_name, resolve
 from src.cluster_network import require_free_port, require_own_address
 from src.config import Config, flat_settings
-from src.errors import RunError, UsageError
+from src.errors import PeerLost, RunError, UsageError
 from src.presence import START_SECONDS
 from src.record import describe_software
 
@@ -36,6 +37,8 @@ class MeetingPoint:
         """Raises UsageError if the port is taken, or if this node is not where the store is to be."""
         self.world = world
         self.patience = max(timeout_seconds, START_SECONDS)
+        self.start = str(world.restarts)
+        """What sets this start of the run apart from earlier ones."""
         self.port = world.master_port or 0
         self._server: Any = None
         if world.rank == 0 and not world.hosted:
@@ -63,7 +66,51 @@ class MeetingPoint:
 
     def connect(self) -> Any:
         """A connection of its own to the store, apart from what earlier starts of the run left there."""
-        return PrefixStore(f"rl-cluster-benchmark/{self.world.restarts}", self._connect())
+        return PrefixStore(f"rl-cluster-benchmark/{self.start}", self._connect())
+
+    def agree_on_start(self, purpose: str, member: int, members: int, check: Callable[[], None]) -> None:
+        """Have all that meet here for one purpose take the same start of the run for theirs.
+
+        A store that the launcher keeps outlives the processes, and an agent of torchrun that starts its own
+        anew because those of another node have failed does not count that as a restart. `check` is called
+        while waiting. Raises RunError if some do not come.
+        """
+        if self.world.hosted and members > 1:
+            store = PrefixStore(f"rl-cluster-benchmark/{purpose}", self._connect())
+            self.start = name_start(store, member, members, self.patience, check)
+
+
+def name_start(store: Any, member: int, members: int, patience: float, check: Callable[[], None]) -> str:
+    """A name on which all `members` agree, although the store may hold what earlier ones of the same numbers
+    left there.
+
+    Each leaves a word that no other start had. Member 0 proposes a name for the words that it sees, anew
+    whenever one has changed, until all others have agreed, who look for their own word in the proposal.
+    """
+    own = uuid.uuid4().hex
+    keys = [f"word/{each}" for each in range(members)]
+    store.set(keys[member], own)
+    name, words, deadline = "", [own], time.monotonic() + patience
+    while True:
+        if member == 0 and store.check(keys):
+            seen = [each.decode() for each in store.multi_get(keys)]
+            if seen != words:
+                name, words = uuid.uuid4().hex, seen
+                store.set("proposal", json.dumps((name, words)))
+            if store.add(f"agreed/{name}", 0) == members - 1:
+                store.set("start", name)
+                return name
+        elif member > 0 and store.check(["proposal"]):
+            proposed, words = json.loads(store.get("proposal"))
+            if words[member] == own and proposed != name:
+                name = proposed
+                store.add(f"agreed/{name}", 1)
+            if name and store.check(["start"]) and store.get("start").decode() == name:
+                return name
+        if time.monotonic() > deadline:
+            raise RunError(f"not all of {members} processes came within {patience:g} s")
+        check()
+        time.sleep(0.1)
 
 
 def describe_self(config: Config, resume: bool) -> dict[str, Any]:
@@ -117,19 +164,28 @@ def meet(
 
 def refuse(store: Any, text: str) -> None:
     """End this rank and all others that come with a UsageError."""
-    store.set("refused", text)
+    turn_away(store, "usage", text)
     raise UsageError(text)
+
+
+def turn_away(store: Any, kind: str, text: str) -> None:
+    """End all ranks that come: with a UsageError if `kind` is usage, else as those who lost another."""
+    store.set("refused", json.dumps((kind, text)))
+
+
+def _require_welcome(store: Any) -> None:
+    if store.check(["refused"]):
+        kind, text = json.loads(store.get("refused"))
+        raise (UsageError if kind == "usage" else PeerLost)(text)
 
 
 def _wait_for(store: Any, keys: list[str], deadline: float, check: Callable[[], None]) -> list[str]:
     """Wait until all keys are there; returns those that are not when the time is over."""
     while not store.check(keys):
-        if store.check(["refused"]):
-            raise UsageError(store.get("refused").decode())
+        _require_welcome(store)
         if time.monotonic() > deadline:
             return [key for key in keys if not store.check([key])]
         check()
         time.sleep(0.1)
-    if store.check(["refused"]):
-        raise UsageError(store.get("refused").decode())
+    _require_welcome(store)
     return []

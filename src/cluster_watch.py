@@ -51,7 +51,9 @@ class Starter:
     asked: Callable[[], int] = lambda: 0
     """The number of the signal that asks this rank to stop, or 0."""
     aborted: Callable[[], bool] = lambda: False
-    """Whether this rank is to leave because another one of its node has failed."""
+    """Whether this rank is to leave because another process of its node has failed."""
+    cause: Callable[[], tuple[str, str] | None] = lambda: None
+    """Why, as (one of FAILURES, words for all nodes), if no rank says so itself."""
     beat: Callable[[], None] = lambda: None
     """Says that this rank makes progress."""
     around_wait: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -109,6 +111,9 @@ class Watch:
         if self._verdict is not None:
             raise self._as_error(self._verdict)
         if self.starter.aborted():
+            cause = self.starter.cause()
+            if cause is not None:
+                self.fail(*cause)
             raise self.agree(PeerLost("another process of this node failed"))
         if now - self.last_contact > self.timeout_seconds:
             self.alarm = (

@@ -5,9 +5,11 @@ It is started by torchrun or srun, or by its node's first process (src/workers.p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +18,23 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from src.cluster import World
 from src.cluster_communicator import ClusterCommunicator
-from src.cluster_join import MeetingPoint, describe_self, meet
+from src.cluster_join import MeetingPoint, describe_self, meet, turn_away
 from src.cluster_network import use_interface
 from src.cluster_watch import Starter, Watch
 from src.config import Config
 from src.errors import EXIT_FAILED, Interrupted, PeerLost, RunError, UsageError
+from src.learning_process import LearningProcess
 from src.node_memory import share_memory
 from src.presence import ABORT
 from src.record import write_failed_record
 from src.run import Process, train
 from src.run_folder import RunFolder
 from src.signals import StopSignal
+from src.trainer import Trainer
 from src.worker_process import Job, Link
 
 
-def work(job: Job, link: Link) -> int:
+def work(job: Job, link: Link, make_trainer: Callable[..., LearningProcess] = Trainer) -> int:
     """What a worker does that its node's first process has started."""
     presence, rank = link.presence, link.rank
 
@@ -44,6 +48,7 @@ def work(job: Job, link: Link) -> int:
     starter = Starter(
         asked=lambda: max(0, presence.stop.value),
         aborted=lambda: presence.stop.value == ABORT,
+        cause=lambda: presence.cause,
         beat=beat,
         around_wait=link.wait_for_others,
         on_hang=on_hang,
@@ -51,7 +56,7 @@ def work(job: Job, link: Link) -> int:
         share=link.share,
         root_process=job.root_process,
     )
-    return run_rank(job, replace(job.world, local_rank=rank), starter)
+    return run_rank(job, replace(job.world, local_rank=rank), starter, make_trainer)
 
 
 def train_as_rank(
@@ -78,7 +83,9 @@ def train_as_rank(
             raise RunError(f"{name}: {error}") from error
 
 
-def run_rank(job: Job, world: World, starter: Starter) -> int:
+def run_rank(
+    job: Job, world: World, starter: Starter, make_trainer: Callable[..., LearningProcess] = Trainer
+) -> int:
     """Meet the other ranks and train with them; returns the exit code. All ranks end for the same reason."""
 
     def check_start() -> None:
@@ -90,9 +97,11 @@ def run_rank(job: Job, world: World, starter: Starter) -> int:
 
     use_interface(world, job.config.cluster.network_interface)
     timeout_seconds = job.config.cluster.timeout_seconds
+    store: Any = None
     try:
         with starter.around_wait():
             point = open_meeting_point(world, job.config, starter)
+            point.agree_on_start("ranks", world.rank, world.size, check_start)
             store = point.connect()
             mine = describe_self(job.config, job.resume)
             names = meet(store, world, mine, timeout_seconds, check_start)
@@ -100,6 +109,10 @@ def run_rank(job: Job, world: World, starter: Starter) -> int:
     except Interrupted as interruption:  # nothing has begun
         return interruption.exit_code
     except RunError:
+        why = starter.cause()
+        if store is not None and why is not None:
+            with contextlib.suppress(RuntimeError):  # rank 0 is gone as well
+                turn_away(store, *why)
         raise
     except RuntimeError as error:
         cause = str(error).splitlines()[0]
@@ -107,7 +120,7 @@ def run_rank(job: Job, world: World, starter: Starter) -> int:
     finally:
         if world.rank == 0 and sys.exc_info()[0] is not None:
             time.sleep(1.0)  # for the others to read in the store what was refused
-    return watched(job, world, starter, watch, store)
+    return watched(job, world, starter, watch, store, make_trainer)
 
 
 def open_meeting_point(world: World, config: Config, starter: Starter) -> MeetingPoint:
@@ -122,7 +135,14 @@ def open_meeting_point(world: World, config: Config, starter: Starter) -> Meetin
     return MeetingPoint(replace(world, master_port=starter.share(None)), timeout)
 
 
-def watched(job: Job, world: World, starter: Starter, watch: Watch, store: Any) -> int:
+def watched(
+    job: Job,
+    world: World,
+    starter: Starter,
+    watch: Watch,
+    store: Any,
+    make_trainer: Callable[..., LearningProcess],
+) -> int:
     """Train under the eyes of the others."""
 
     def check_stop() -> None:
@@ -130,16 +150,14 @@ def watched(job: Job, world: World, starter: Starter, watch: Watch, store: Any) 
         watch.check()
 
     def memory(size: int) -> Any:
-        if starter.memory is None:
+        ours = starter.memory
+        if ours is None:
             return share_memory(store, world, job.config.parallel, size, watch)
-        with watch.waiting():
-            return starter.memory(size)
+        return communicator.attend(lambda: ours(size))
 
     try:
         communicator = ClusterCommunicator(PrefixStore("gloo", store), world, job.config.cluster, watch)
-        process = Process(
-            communicator, check_stop, memory, root_process=starter.root_process, asked_to_stop=starter.asked
-        )
+        process = Process(communicator, check_stop, memory, make_trainer, starter.root_process, starter.asked)
         return train(job.config, job.folder, job.num_threads, job.resume, job.overwrite, process)
     except Interrupted as interruption:
         return interruption.exit_code

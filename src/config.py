@@ -77,6 +77,10 @@ class Config(Section):
         return self.cluster.num_nodes or 1
 
     @property
+    def envs_per_node(self) -> int:
+        return self.env.num_envs // self.num_nodes
+
+    @property
     def num_learners(self) -> int:
         """Processes that learn: workers that step environments as well, or IMPALA's learners."""
         return self.num_nodes * (self.impala.num_learners or 1) if self.has_actors else self.num_processes
@@ -92,13 +96,28 @@ class Config(Section):
         return self.num_ranks // self.num_nodes
 
     @property
+    def learners_per_node(self) -> int:
+        return self.num_learners // self.num_nodes
+
+    @property
+    def actors_per_node(self) -> int:
+        return self.num_processes // self.num_nodes
+
+    @property
     def num_busy_processes(self) -> int:
         """Processes of a node that want a core each. Actors and learners take turns by waiting for each
         other."""
         return max(self.num_learners, self.num_processes) // self.num_nodes
 
+    def rank_of(self, node_rank: int, local_rank: int) -> int:
+        """The number of a node's process among those of all nodes."""
+        learners = self.learners_per_node
+        if local_rank < learners:
+            return node_rank * learners + local_rank
+        return self.num_learners + node_rank * self.actors_per_node + local_rank - learners
+
     def process_name(self, rank: int) -> str:
-        """What a process is called where people read it."""
+        """What a process is called where people read it; `rank` counts those of all nodes."""
         if not self.has_actors:
             return f"worker {rank}"
         return f"learner {rank}" if rank < self.num_learners else f"actor {rank - self.num_learners}"
@@ -145,7 +164,7 @@ class Config(Section):
         processes, num_envs = self.num_processes, self.env.num_envs
         key = "impala.num_actors" if self.has_actors else "parallel.num_workers"
         if self.mode == "distributed":
-            key = "cluster.num_nodes x cluster.num_workers"
+            key = f"cluster.num_nodes x {key if self.has_actors else 'cluster.num_workers'}"
         if self.mode == "sequential" and processes != 1:
             raise ValueError(f"{key} = {processes}: a sequential run has one process")
         if num_envs % processes:
@@ -204,16 +223,21 @@ class Config(Section):
                 if getattr(self.impala, key) not in (None, 1):
                     raise ValueError(f"impala.{key} = {getattr(self.impala, key)}: a sequential run has none")
             return
-        if self.parallel.num_workers is not None:
+        for section, workers in (
+            ("parallel", self.parallel.num_workers),
+            ("cluster", self.cluster.num_workers),
+        ):
+            if workers is not None:
+                raise ValueError(
+                    f"{section}.num_workers = {workers}: IMPALA has impala.num_actors and "
+                    "impala.num_learners instead"
+                )
+        size, unrolls = self.training.batch_size, self.timesteps_per_unroll * self.num_nodes
+        if size is not None and self.impala.num_actors is not None and size % unrolls:
+            each = "" if self.num_nodes == 1 else f" of each of {self.num_nodes} nodes"
             raise ValueError(
-                f"parallel.num_workers = {self.parallel.num_workers}: IMPALA has impala.num_actors and "
-                "impala.num_learners instead"
-            )
-        size, unroll = self.training.batch_size, self.timesteps_per_unroll
-        if size is not None and self.impala.num_actors is not None and size % unroll:
-            raise ValueError(
-                f"training.batch_size = {size} must be a multiple of an unroll, "
-                f"n_steps x environments of an actor = {unroll}"
+                f"training.batch_size = {size} must be a multiple of an unroll{each}, "
+                f"n_steps x environments of an actor{' x nodes' if each else ''} = {unrolls}"
             )
 
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from src.budget import Budget
 from src.config import Config
 from src.cpu_utils import describe_machine
+from src.profiling_efficiency import describe_efficiency
 from src.settings import EnvConfig
 
 WIDTH = 72
@@ -166,18 +167,22 @@ def count_processes(record: dict[str, Any]) -> dict[str, str]:
     environments = str(record["config"]["env"]["num_envs"])
     if record["training_mode"] == "sequential":
         return {"Environments": environments}
-    workers = len(record["workers"])
-    kinds = {"Workers": str(workers)}
-    if "slowest_rank" in record:
-        slowest = record["slowest_rank"]
-        kinds = {
-            "Nodes x workers": f"{slowest['nodes']} x {workers // slowest['nodes']}",
-            "Slowest rank": f"{slowest['name']}: busy {slowest['busy_seconds']:.1f} s, "
-            f"{slowest['mean_busy_seconds']:.1f} s on average",
-        }
+    workers, kinds = len(record["workers"]), {}
+    nodes = record.get("slowest_rank", {}).get("nodes")
     if "impala" in record:
         actors = record["impala"]["actors"]
-        kinds = {"Actors": str(actors), "Learners": str(workers - actors)}
+        kinds = {**({"Nodes": str(nodes)} if nodes else {}), "Actors": str(actors)}
+        kinds["Learners"] = str(workers - actors)
+    elif nodes:
+        kinds["Nodes x workers"] = f"{nodes} x {workers // nodes}"
+    else:
+        kinds["Workers"] = str(workers)
+    if nodes:
+        slowest = record["slowest_rank"]
+        kinds["Slowest rank"] = (
+            f"{slowest['name']}: busy {slowest['busy_seconds']:.1f} s, "
+            f"{slowest['mean_busy_seconds']:.1f} s on average"
+        )
     return {**kinds, "Total environments": environments}
 
 
@@ -187,20 +192,24 @@ def who_waited(record: dict[str, Any]) -> str:
     if not seconds:
         return "nobody yet"
     actors, learners = figures["actor_wait_seconds"] / seconds, figures["learner_wait_seconds"] / seconds
+    nodes = record.get("slowest_rank", {}).get("nodes", 1)
+    between = ""
+    if nodes > 1:
+        between = f"; learners spent {figures['learner_sync_seconds'] / seconds:.0%} on those of other nodes"
     if actors > learners:
         return (
             f"learner-bound: actors waited {actors:.0%} of the time (learners {learners:.0%}); "
-            "fewer actors or a larger batch would help"
+            f"fewer actors or a larger batch would help{between}"
         )
     advice = "more actors or more environments for each would help"
-    if len(record["workers"]) > record["hardware"]["usable_cores"]:
+    if len(record["workers"]) > nodes * record["hardware"]["usable_cores"]:
         advice = "they share the cores, so actors ran meanwhile"
-    return f"actor-bound: learners waited {learners:.0%} of the time (actors {actors:.0%}); {advice}"
+    return f"actor-bound: learners waited {learners:.0%} of the time (actors {actors:.0%}); {advice}{between}"
 
 
 def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -> None:
     """Print TRAINING SUMMARY from the content of benchmark_metrics.json."""
-    performance = record["performance"]
+    performance, efficiency = record["performance"], describe_efficiency(record)
 
     def reward(key: str) -> str:
         return "no episode finished" if performance[key] is None else f"{performance[key]:.2f}"
@@ -214,6 +223,7 @@ def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -
         **count_processes(record),
         "Average FPS": f"{record['average_fps']:,.1f}",
         "Final FPS": f"{record['final_fps']:,.1f}",
+        **({} if efficiency is None else {"Efficiency": efficiency}),
         "Initial reward": reward("initial_reward"),
         "Final reward": reward("final_reward"),
         "Best reward": reward("best_reward"),

@@ -97,6 +97,10 @@ class Communicator:
         """
         return Reduction(self, sums)
 
+    def attend(self, function: Callable[[], T]) -> T:
+        """What a function returns that waits for other processes in its own way."""
+        return function()
+
     def barrier(self) -> None:
         """Wait until all processes are here."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from src.errors import Interrupted, PeerLost
 
 ABORT = -1  # in the place of a signal's number: another worker failed
+CAUSE_BYTES = 2000
 START_SECONDS = 120.0  # for a worker to load its libraries and make its environments
 
 
@@ -24,6 +25,7 @@ class Presence:
         self.beats = context.RawArray("d", num_workers)  # 0 until a worker has started
         self.waiting = context.RawArray("b", num_workers)
         self.stop = context.RawValue("i", 0)
+        self._cause = context.RawArray("c", CAUSE_BYTES)
 
     def begin(self, rank: int) -> int:
         """Called before a worker is started; returns how many of its rank there were before."""
@@ -31,14 +33,30 @@ class Presence:
         self.incarnations[rank] += 1
         return int(self.incarnations[rank]) - 1
 
-    def check(self, rank: int) -> None:
+    def abort(self, kind: str = "", text: str = "") -> None:
+        """Have all workers leave; `kind` and `text` say why, for those who tell it to other nodes."""
+        if text:
+            self._cause.value = f"{kind} {text}".encode()[: CAUSE_BYTES - 1]
+        self.stop.value = ABORT
+
+    @property
+    def cause(self) -> tuple[str, str] | None:
+        """What `abort` was told."""
+        kind, _, text = bytes(self._cause.value).decode(errors="ignore").partition(" ")
+        return (kind, text) if text else None
+
+    def check(self, rank: int, heeds_signals: bool = True) -> None:
         """Called by a worker between two pieces of work. Raises Interrupted or PeerLost if the run is to
         end."""
         self.beats[rank] = time.monotonic()
+        self.require_others()
+        if self.stop.value and heeds_signals:
+            raise Interrupted(self.stop.value)
+
+    def require_others(self) -> None:
+        """Raise PeerLost if another worker failed."""
         if self.stop.value == ABORT:
             raise PeerLost("another worker failed")
-        if self.stop.value:
-            raise Interrupted(self.stop.value)
 
     @contextlib.contextmanager
     def wait_for_others(self, rank: int) -> Iterator[None]:

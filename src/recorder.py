@@ -160,7 +160,7 @@ class Recorder:
         )
         window = last_elapsed - first_elapsed
         peak = max(self.peak_before_gb, self.monitor.peak_gb)
-        names = self.trainer.communicator.names
+        names = self.trainer.process_names()
         figures = {
             "start_time": self.start_time,
             "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -175,7 +175,7 @@ class Recorder:
             "time_breakdown": breakdown(mean_phases(snapshot["phase_seconds"]), elapsed),
             "workers": [
                 {
-                    "name": names[rank] if names else self.config.process_name(rank),
+                    "name": names[rank],
                     "threads": threads,
                     "time_breakdown": breakdown(phases, elapsed),
                 }

@@ -134,9 +134,11 @@ def automatic_name(config: Config) -> str:
     return f"{config.algorithm}_{config.mode}_{env}_seed{config.training.seed}_{time_now}"
 
 
-# What a resumed run may change: how long it goes on, how it is logged, on what hardware and network.
+# What a resumed run may change: how long it goes on, what it puts up with, how it is logged, on what hardware
+# and network.
 RESUMABLE = (
     *("training.total_timesteps", "training.duration_hours", "hardware.", "logging."),
+    "impala.max_actor_restarts",
     *("cluster.master_", "cluster.timeout_seconds", "cluster.network_interface"),
 )
 

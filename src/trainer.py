@@ -20,7 +20,7 @@ from src.config import Config
 from src.distributed import Communicator
 from src.envs import make_vector_env, native_threads, spaces_of
 from src.gae import generalised_advantages
-from src.learning_process import Counters, LearningProcess, Update
+from src.learning_process import Counters, LearningProcess, Update, slowest_rank
 from src.metrics import Episode
 from src.rewards import RewardScaler
 from src.timing import PhaseTimer
@@ -149,19 +149,10 @@ class Trainer(LearningProcess):
 
     def figures(self) -> dict[str, Any]:
         """In a distributed run, the rank that the others wait for: the one that is busy longest."""
-        names, state = self.communicator.names, self.state()
-        if not names or not state:
+        if not self.state():
             return {}
-        busy = [sum(each[phase] for phase in BUSY) for each in state["phase_seconds"]]
-        slowest = busy.index(max(busy))
-        return {
-            "slowest_rank": {
-                "name": names[slowest],
-                "busy_seconds": round(busy[slowest], 3),
-                "mean_busy_seconds": round(sum(busy) / len(busy), 3),
-                "nodes": self.communicator.num_nodes,
-            }
-        }
+        busy = [sum(each[phase] for phase in BUSY) for each in self.state()["phase_seconds"]]
+        return slowest_rank(self.communicator, busy)
 
     def close(self) -> None:
         self.env.close()

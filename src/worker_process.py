@@ -32,6 +32,7 @@ from src.signals import StopSignal
 # What a worker does, as a module with a function `work(job, link)`; loaded in the workers only.
 DATA_PARALLEL, ASYNCHRONOUS, ACTORS_AND_LEARNERS = "src.parallel", "src.async_workers", "src.actor_learner"
 DISTRIBUTED = "src.cluster_worker"
+POLL_SECONDS = 0.2  # how often who waits for a message looks whether the run goes on
 
 
 def module_of(config: Config) -> str:
@@ -75,20 +76,22 @@ class Link:
     presence: Presence
     connection: Connection
     root_process: int
+    heeds_signals: bool = True
+    """Whether a signal ends this worker; in a distributed run all ranks come to an update boundary first."""
 
     def check(self) -> None:
-        self.presence.check(self.rank)
+        self.presence.check(self.rank, self.heeds_signals)
 
     def wait_for_others(self) -> contextlib.AbstractContextManager[None]:
         return self.presence.wait_for_others(self.rank)
 
     def share(self, value: Any = None, source: int = 0) -> Any:
-        """The value of worker `source`, in every worker."""
+        """The value of worker `source`, in every worker. All share the same values in the same order."""
         if self.rank == source:
             self.connection.send(("share", value))
             return value
-        with self.wait_for_others():
-            return self.connection.recv()
+        self._await_message()
+        return self.connection.recv()
 
     def shared_memory(self, config: ParallelConfig, size: int) -> Any:
         """Memory that all workers share: the first one opens it, and it is passed on to the others."""
@@ -97,9 +100,20 @@ class Link:
             self.connection.send(("memory", size))
             reduction.send_handle(self.connection, descriptor, self.root_process)
         else:
-            with self.wait_for_others():
-                descriptor = reduction.recv_handle(self.connection)
+            self._await_message()
+            descriptor = reduction.recv_handle(self.connection)
         return map_shared(descriptor)
+
+    def has_replaced(self, actors: int) -> None:
+        """Say how many actors had been replaced before the run was resumed."""
+        self.connection.send(("replaced", actors))
+
+    def _await_message(self) -> None:
+        """Wait until the process that started this one passes something on. Raises PeerLost if another
+        worker fails instead."""
+        with self.wait_for_others():
+            while not self.connection.poll(POLL_SECONDS):
+                self.presence.require_others()
 
 
 def worker_main(job: Job, link: Link) -> None:

@@ -19,6 +19,7 @@ from tests import rank_env, runs
 
 LINK_B = "veth-b"
 PPO = "train_ppo_distributed.py"
+IMPALA = "train_impala_distributed.py"
 # Endless and tiny; a test gives a budget or a fault.
 TINY = (
     *("--env", rank_env.ID, "--num-envs", 4, "--n-steps", 8, "--n-epochs", 1, "--batch-size", 16),
@@ -62,6 +63,24 @@ def torchrun(*arguments: object, ranks: int = 2, restarts: int = 0) -> list[str]
     return [str(each) for each in (*launcher, *place, *arguments)]
 
 
+def agents(address: str, *arguments: object, c10d: bool = False, restarts: int = 0) -> list[list[str]]:
+    """The commands of torchrun's agents on two nodes, each of which starts one process; `arguments` begin
+    with the script."""
+    port, commands = free_port(), []
+    for node in range(2):
+        place: tuple[object, ...] = (
+            *("--nnodes", 2, "--node-rank", node, "--master-addr", address, "--master-port", port),
+        )
+        if c10d:
+            first = str(node == 0).lower()  # else it is told by comparing host names, which are equal here
+            place = ("--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address}:{port}")
+            place += ("--rdzv-id", port, "--rdzv-conf", f"is_host={first}", "--local-addr", address)
+        launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 1)
+        words = (*launcher, *place, "--max-restarts", restarts, *arguments)
+        commands.append([str(word) for word in words])
+    return commands
+
+
 def fault(**kwargs: object) -> tuple[object, ...]:
     return tuple(part for key, value in kwargs.items() for part in ("--set", f"env.kwargs.{key}={value}"))
 
@@ -92,6 +111,9 @@ class Nodes:
             inside = ["ip", "netns", "exec", namespace] if namespace else []
             words = runs.command(script, *arguments, *self.place, "--node-rank", node)
             self.processes.append(start([*inside, *words], TEST_RANK=node))
+
+    def start_agents(self, commands: list[list[str]]) -> None:
+        self.processes += [start(command) for command in commands]
 
     def wait(self, timeout: float) -> list[tuple[int, str, str]]:
         """(exit code, stdout, stderr) by node."""

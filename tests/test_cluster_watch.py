@@ -14,7 +14,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from src import cluster_watch
 from src.cluster import World
-from src.cluster_join import meet
+from src.cluster_join import meet, turn_away
 from src.cluster_watch import Starter, Watch, run_bounded
 from src.errors import Interrupted, PeerLost, RunError, UsageError
 
@@ -86,6 +86,16 @@ def test_a_usage_error_of_one_rank_is_one_of_all(ranks: Callable[..., list[Watch
         (UsageError, "no such world"),
         (UsageError, "no such world"),
     ]
+
+
+@pytest.mark.parametrize(("kind", "error"), [("run", PeerLost), ("usage", UsageError)])
+def test_all_are_told_why_a_process_failed_that_is_no_rank(
+    ranks: Callable[..., list[Watch]], kind: str, error: type[Exception]
+) -> None:
+    starter = Starter(aborted=lambda: True, cause=lambda: (kind, "actor 5 on h2: the world ended"))
+    for each in ends(ranks(rank_2=starter)):
+        assert type(each) is error
+        assert str(each) == "actor 5 on h2: the world ended"
 
 
 def test_a_rank_that_was_killed_is_named_once_a_connection_breaks(ranks: Callable[..., list[Watch]]) -> None:
@@ -192,6 +202,14 @@ def test_settings_that_differ_are_refused_by_all_with_both_values() -> None:
         assert isinstance(each, UsageError)
         assert "env.num_envs = 16 on rank 1" in str(each)
         assert "8 on rank 0" in str(each)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("run", PeerLost), ("usage", UsageError)])
+def test_ranks_that_meet_hear_why_one_cannot_come(kind: str, error: type[Exception]) -> None:
+    store = HashStore()
+    turn_away(store, kind, "actor 5 on h2: the world ended")
+    with pytest.raises(error, match="actor 5 on h2: the world ended"):
+        meet(store, WORLD, {}, 1.0, lambda: None)
 
 
 def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import cluster_runs, runs
+from tests import cluster_runs, rank_env, runs
 from tests.cluster_runs import PPO, TINY, fault
 from tests.slurm_cluster import Slurm, slurm_cluster
 
@@ -21,11 +21,11 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield cluster
 
 
-def submit(slurm: Slurm, folder: Path, *flags: object, options: tuple[str, ...] = ()) -> str:
+def submit(slurm: Slurm, folder: Path, *flags: object, script: str = PPO) -> str:
     given = {"PROJECT": runs.PROJECT, "PYTHON": sys.executable, "OUTPUT": folder}
-    place = ("--parsable", "--cpus-per-task=1", f"--output={slurm.folder}/job-%j.out", *options)
-    script = runs.PROJECT / "cluster" / "slurm.sbatch"
-    return slurm.call("sbatch", *place, script, PPO, "--num-workers", 1, *flags, **given).strip()
+    place = ("--parsable", "--cpus-per-task=1", f"--output={slurm.folder}/job-%j.out")
+    job = runs.PROJECT / "cluster" / "slurm.sbatch"
+    return slurm.call("sbatch", *place, job, script, *flags, **given).strip()
 
 
 def log(slurm: Slurm, job: str) -> str:
@@ -34,7 +34,7 @@ def log(slurm: Slurm, job: str) -> str:
 
 def test_a_job_is_preempted_queued_again_goes_on_and_completes(slurm: Slurm, tmp_path: Path) -> None:
     folder, updates = tmp_path / "run", 400
-    flags = (*TINY, *fault(delay=0.001), "--total-timesteps", 32 * updates)
+    flags = (*TINY, *fault(delay=0.001), "--num-workers", 1, "--total-timesteps", 32 * updates)
     job = submit(slurm, folder, *flags)
     runs.wait_for_rows(folder, 10, timeout=90)
     slurm.call("scancel", "--signal=USR1", "--batch", job)  # as before the time limit
@@ -62,3 +62,25 @@ def test_tasks_that_contradict_the_flags_are_refused_and_not_queued_again(
     slurm.wait_for_state(job, ("FAILED", 0), timeout=60)
     assert "cluster.num_nodes = 3 contradicts SLURM_STEP_NUM_NODES = 2" in log(slurm, job)
     assert not (tmp_path / "run").exists()
+
+
+def test_one_task_on_each_node_starts_the_actors_and_learners_of_impala(slurm: Slurm, tmp_path: Path) -> None:
+    folder, updates = tmp_path / "run", 40
+    flags = ("--env", rank_env.ID, "--num-envs", 4, "--n-steps", 8, "--total-timesteps", 32 * updates)
+    flags = (
+        *flags,
+        "--num-actors",
+        1,
+        "--set",
+        "impala.num_learners=1",
+        "--set",
+        "logging.tensorboard=false",
+    )
+    job = submit(slurm, folder, *flags, script=cluster_runs.IMPALA)
+    slurm.wait_for_state(job, ("COMPLETED", 0), timeout=90)
+    record = runs.record(folder)
+    assert (record["status"], record["total_timesteps"]) == ("completed", 32 * updates)
+    assert [worker["name"] for worker in record["workers"]] == [
+        *("rank 0 on rlcb-n1", "rank 1 on rlcb-n2", "actor 0 on rlcb-n1", "actor 1 on rlcb-n2"),
+    ]
+    cluster_runs.assert_nothing_left(folder)

@@ -1,0 +1,8 @@
+"""Train IMPALA on several nodes, under torchrun or srun or started by hand on each, for a number of steps."""
+
+import sys
+
+from src.cluster_cli import main
+
+if __name__ == "__main__":
+    sys.exit(main("impala"))
