@@ -26,6 +26,14 @@ IMAGE_SHAPE = (64, 64, 3)
 RESET_ACTION = -1  # Procgen's own: act as if no key were pressed, then end the episode
 
 
+def load_pictures() -> None:
+    """Have Procgen decode its pictures, which it does once, before it makes its first environment.
+
+    Forks of this process share them. No native threads are made: in a fork they would be missing.
+    """
+    ProcgenGym3Env(num=1, env_name="coinrun", num_threads=0).close()
+
+
 def level_options(config: EnvConfig) -> dict[str, int]:
     """Procgen's num_levels and start_level. Procgen forgets start_level when num_levels is 0, so it is
     spelled out."""

@@ -1,32 +1,31 @@
 """The worker processes of a run on one machine: started, watched over, and all ended if one fails.
 
 The process that starts them does nothing else than wait: it forwards signals, notices a worker that fails or
-hangs, and sees to it that none is left behind. It never loads torch, which would cost it 150 MB and delay the
-workers by two seconds; so it starts them with the spawn of Python's own multiprocessing, which torch's wraps.
+hangs, and sees to it that none is left behind. It never loads torch, which would cost it 150 MB; the process
+that the workers are forks of does (src/worker_origin.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import os
-import signal
 import time
-from dataclasses import dataclass, field
 from multiprocessing import reduction
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 from src import cpu_utils
 from src.calibration import Calibration, calibrate
-from src.cluster import World
+from src.cluster import World, host_name
 from src.config import Config
 from src.errors import Interrupted, RunError, UsageError
 from src.presence import ABORT, Presence
 from src.record import write_failed_record
 from src.run_folder import RunFolder
 from src.signals import StopSignal
+from src.worker import KINDS, Worker, describe
+from src.worker_origin import worker_context
 from src.worker_process import Job, Link, module_of, worker_main
 
 logger = logging.getLogger(__name__)
@@ -34,37 +33,8 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0  # for workers to save and leave after one has failed, for actors once all is learned
 CLUSTER_GRACE_SECONDS = 15.0  # ... and for all nodes to agree why
 STOP_SECONDS = 60.0  # for workers to save and leave after a signal
+ACCUSE_SECONDS = 5.0  # by which a rank of a distributed run may accuse itself, before all nodes
 POLL_SECONDS = 0.25
-
-# Failures, the causes before their consequences: wrong input, an error of the program, one of the run, a
-# process that ended without a word, one that lost the others.
-KINDS = ("usage", "fault", "run", "end", "peer")
-
-
-@dataclass
-class Worker:
-    """A worker as the process that started it sees it."""
-
-    process: Any
-    connection: Connection
-    errors: list[tuple[str, str]] = field(default_factory=list)
-    """(kind, message) of what it reported: usage, run, peer or fault."""
-    recorded: bool = False
-    """Whether it came to the end of its work; the first worker has then left the record of the run."""
-    exit_code: int = 0
-    """What the run came to, as this worker sees it."""
-
-    def failure(self) -> tuple[str, str] | None:
-        """(kind, message) of the cause of its end, if it did not end well.
-
-        What it said of itself comes before how it ended, and before lost peers.
-        """
-        found = dict(reversed(self.errors))
-        code = self.process.exitcode
-        if code and not found and not (code == -signal.SIGKILL and self.recorded):
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            found["end"] = f"was {how}" if code < 0 else how
-        return next(((kind, found[kind]) for kind in KINDS if kind in found), None)
 
 
 def train_in_workers(
@@ -98,7 +68,7 @@ def train_on_node(
     busy, cores = config.num_busy_processes, cpu_utils.usable_cores()
     if busy * num_threads > cores:
         logger.warning("%d workers of %d thread(s) share %d usable cores", busy, num_threads, cores)
-    context = multiprocessing.get_context("spawn")
+    context = worker_context(config.env.id)
     module, queues = module_of(config), None
     if config.has_actors:
         queues = context.Pipe(duplex=False), context.Pipe(duplex=False)
@@ -123,28 +93,48 @@ class Crew:
         self.context = context
         self.job = job
         self.config = job.config
+        self.learners = job.config.learners_per_node
+        """Workers of this node that learn; those behind them are actors."""
         self.presence = Presence(context, job.config.ranks_per_node)
         self.grace_seconds = GRACE_SECONDS if job.world is None else CLUSTER_GRACE_SECONDS
         self.workers: list[Worker] = []
         self.memory: int | None = None
         """The descriptor of the memory that the workers share, once there is one."""
         self.replaced = 0
+        """Actors that took the place of one that died, before the run was resumed as well."""
 
     def start(self) -> None:
         for rank in range(self.config.ranks_per_node):
             self.workers.append(self._start_worker(rank))
 
-    def _name(self, rank: int) -> str:
-        """What a worker is called where people read it: by its rank in the world and its host, if there are
-        several nodes."""
+    def _process_name(self, rank: int) -> str:
         world: World | None = self.job.world
-        return self.config.process_name(rank) if world is None else world.rank_name(rank)
+        return self.config.process_name(self.config.rank_of(0 if world is None else world.node_rank, rank))
+
+    def _name(self, rank: int) -> str:
+        """What a worker is called where people read it; in a distributed run its host is named, and who
+        learns is called by its rank in the world."""
+        world: World | None = self.job.world
+        if world is not None and not self._acts(rank):
+            return world.rank_name(rank)
+        return self._process_name(rank) + ("" if world is None else f" on {host_name()}")
+
+    def _acts(self, rank: int) -> bool:
+        """Whether a worker is one of IMPALA's actors."""
+        return rank >= self.learners
 
     def _start_worker(self, rank: int) -> Worker:
         """Start a worker with signals blocked, so that none ends it before it can ignore them."""
         ours, theirs = self.context.Pipe()
-        link = Link(rank, self.presence.begin(rank), self.presence, theirs, self.job.root_process)
-        name = self.config.process_name(rank).replace(" ", "-")
+        link = Link(
+            rank,
+            self.presence.begin(rank),
+            self.presence,
+            theirs,
+            self.job.root_process,
+            heeds_signals=self.job.world is None,
+        )
+        name = self._process_name(rank).replace(" ", "-")
         process = self.context.Process(target=worker_main, args=(self.job, link), name=name, daemon=True)
         with StopSignal.blocked():
             process.start()
@@ -161,32 +151,56 @@ class Crew:
                 self._receive(worker)
             self._accuse_hanging()
             failed = [rank for rank in range(len(self.workers)) if self._has_failed(rank)]
-            if any(not self._replace(rank) for rank in failed) and self.presence.stop.value != ABORT:
-                self.presence.stop.value = ABORT
+            lost = [rank for rank in failed if not self._replace(rank)]
+            if lost and self.presence.stop.value != ABORT:
+                self._abort(lost)
                 deadline = time.monotonic() + self.grace_seconds
             elif stop.received and not self.presence.stop.value:
                 self.presence.stop.value = stop.received
                 deadline = time.monotonic() + STOP_SECONDS
-            elif self.workers[0].recorded and self.config.has_actors:
-                deadline = min(deadline, time.monotonic() + self.grace_seconds)
+            elif self._learning_is_over():
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
             if time.monotonic() > deadline:
                 return
         for worker in self.workers:
             self._receive(worker)
 
+    def _learning_is_over(self) -> bool:
+        """Whether actors have nothing left to act for."""
+        learners = self.workers[: self.learners]
+        return self.config.has_actors and (
+            learners[0].recorded or not any(worker.process.is_alive() for worker in learners)
+        )
+
+    def _abort(self, lost: list[int]) -> None:
+        """Have all workers leave. Other nodes hear of an actor's failure from this node's learners; ranks of
+        the world say themselves what they fail by, or are missed."""
+        actors = [rank for rank in lost if self._acts(rank)]
+        for rank in actors:
+            self.workers[rank].process.kill()  # it may hang
+        for rank, failure in [(rank, self.workers[rank].failure()) for rank in actors]:
+            if failure is not None and failure[0] != "peer":
+                kind = "run" if failure[0] == "end" else failure[0]
+                self.presence.abort(kind, describe(self._name(rank), *failure) + self._replacements(rank))
+                return
+        self.presence.abort()
+
     def _accuse_hanging(self) -> None:
-        timeout, key = self.config.parallel.timeout_seconds, "parallel.timeout_seconds"
+        section, timeout = "parallel", self.config.parallel.timeout_seconds
+        hanging = self.presence.hanging(timeout)
         if self.job.world is not None:  # whose ranks accuse themselves first, before all nodes
-            timeout, key = self.config.cluster.timeout_seconds + POLL_SECONDS * 20, "cluster.timeout_seconds"
-        for rank in self.presence.hanging(timeout):
+            section, timeout = "cluster", self.config.cluster.timeout_seconds
+            late = self.presence.hanging(timeout + ACCUSE_SECONDS)
+            hanging = [rank for rank in self.presence.hanging(timeout) if self._acts(rank) or rank in late]
+        for rank in hanging:
             if not self.workers[rank].errors and not self.workers[rank].recorded:
-                text = f"made no progress for {timeout:g} s ({key})"
+                text = f"made no progress for {timeout:g} s ({section}.timeout_seconds)"
                 self.workers[rank].errors.append(("run", text))
 
     def _has_failed(self, rank: int) -> bool:
         """Whether a worker's end is a failure of the run; an actor's is none once all is learned."""
         worker = self.workers[rank]
-        if rank >= self.config.num_learners and self.config.has_actors and self.workers[0].recorded:
+        if self._acts(rank) and self.workers[0].recorded:
             return False
         return bool(worker.errors) or worker.process.exitcode not in (None, 0)
 
@@ -195,8 +209,7 @@ class Crew:
         worker, limit = self.workers[rank], self.config.impala.max_actor_restarts
         failure = worker.failure()
         possible = (
-            self.config.has_actors
-            and rank >= self.config.num_learners
+            self._acts(rank)
             and self.memory is not None
             and not self.presence.stop.value
             and self.replaced < limit
@@ -209,7 +222,7 @@ class Crew:
             "%s; replaced by a new one (%d of %d: impala.max_actor_restarts)",
             *(describe(name, *failure), self.replaced, limit),
         )
-        end_worker(worker)
+        worker.end()
         self.workers[rank] = self._start_worker(rank)
         self._pass_memory(self.workers[rank])
         return True
@@ -227,6 +240,8 @@ class Crew:
                     for other in self.workers:
                         if other is not worker:
                             other.connection.send(content)
+                elif kind == "replaced":
+                    self.replaced += content
                 elif kind == "ended":
                     worker.recorded, worker.exit_code = True, content
                 else:
@@ -242,7 +257,7 @@ class Crew:
     def end(self) -> None:
         """Leave no process behind."""
         for worker in self.workers:
-            end_worker(worker)
+            worker.end()
         if self.memory is not None:
             os.close(self.memory)
 
@@ -275,20 +290,6 @@ class Crew:
         return kind, text if kind in ("usage", "peer") else text + self._replacements(rank)
 
     def _replacements(self, rank: int) -> str:
-        if not self.replaced or rank < self.config.num_learners:
+        if not self.replaced or not self._acts(rank):
             return ""
         return f"; {self.replaced} actors had been replaced before (impala.max_actor_restarts)"
-
-
-def describe(name: str, kind: str, message: str) -> str:
-    if kind in ("usage", "peer"):  # which say themselves whom they are about
-        return message
-    return f"{name} {message}" if kind == "end" else f"{name}: {message}"
-
-
-def end_worker(worker: Worker) -> None:
-    if worker.process.is_alive():
-        worker.process.kill()
-    worker.process.join()
-    with contextlib.suppress(OSError):
-        worker.connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -85,5 +86,26 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def worker_origin(pid: int) -> psutil.Process:
+    """The process that the workers of the run `pid` are forks of, and children."""
+    (origin,) = [each for each in psutil.Process(pid).children() if "forkserver" in " ".join(each.cmdline())]
+    return origin
+
+
 def shared_files() -> set[str]:
     return {path.name for path in SHARED.iterdir()} if SHARED.is_dir() else set()
+
+
+def left_in_shared_memory(before: set[str]) -> set[str]:
+    """Files that a run has left in /dev/shm: new ones that no living process has mapped, and that stay.
+
+    Other runs on the machine may have files there as well, for as long as they go on.
+    """
+    new, deadline = shared_files() - before, time.monotonic() + 10
+    while new and time.monotonic() < deadline:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                new -= {Path(each.path).name for each in process.memory_maps()}
+        new &= shared_files()
+        time.sleep(0.1)
+    return new

@@ -38,6 +38,7 @@ from src.slot_queue import SlotQueue
 from src.unroll_store import UnrollStore
 from src.worker_process import Job, Link
 from tests import runs, step_env
+from tests.runs import left_in_shared_memory
 
 SCRIPT = "train_impala_parallel.py"
 N_STEPS = 4
@@ -53,18 +54,6 @@ def of_env(**kwargs: object) -> tuple[str, ...]:
     return tuple(
         part for key, value in kwargs.items() for part in ("--set", f"env.kwargs.{key}={json.dumps(value)}")
     )
-
-
-def left_in_shared_memory(before: set[str]) -> set[str]:
-    """Files that a run has left in /dev/shm: those that are new and that no living process has mapped."""
-    new = runs.shared_files() - before
-    for process in psutil.process_iter():
-        try:
-            maps = {Path(each.path).name for each in process.memory_maps()} if new else set()
-        except psutil.Error:
-            continue
-        new -= maps
-    return new & runs.shared_files()
 
 
 def require_exact_counts(folder: Path, timesteps: int) -> None:
@@ -584,12 +573,7 @@ def test_more_deaths_than_allowed_end_the_run_with_the_actors_own_error(
 
 def children(process: Any) -> tuple[list[psutil.Process], list[psutil.Process]]:
     """The learners and the actors of a run, which are nicer, in the order in which they were started."""
-    found = [
-        child
-        for child in psutil.Process(process.pid).children()
-        if any("spawn_main" in word for word in child.cmdline())
-    ]
-    found.sort(key=lambda child: child.create_time())
+    found = sorted(runs.worker_origin(process.pid).children(), key=lambda child: child.create_time())
     own = os.nice(0)
     return [each for each in found if each.nice() == own], [each for each in found if each.nice() > own]
 
