@@ -14,6 +14,7 @@ from src.config import Config
 from src.cpu_utils import describe_machine
 from src.errors import RunError
 from src.metrics import EpisodeStatistics, read_rows, write_columns, write_json
+from src.profiling_efficiency import efficiency_of
 from src.run_folder import RunFolder
 
 SCHEMA_VERSION = 1
@@ -60,6 +61,7 @@ def write_record(folder: RunFolder, config: Config, status: str, figures: dict[s
     total_timesteps, total_updates, total_episodes, average_fps, final_fps, performance, resource_usage,
     time_breakdown and workers.
     """
+    threads = [worker["threads"] for worker in figures["workers"]]
     record = {
         "schema_version": SCHEMA_VERSION,
         "status": status,
@@ -68,7 +70,8 @@ def write_record(folder: RunFolder, config: Config, status: str, figures: dict[s
         "env": config.env.id,
         "seed": config.training.seed,
         **figures,
-        "hardware": {**describe_machine(), "threads": [worker["threads"] for worker in figures["workers"]]},
+        **efficiency_of(config, figures["average_fps"], threads[0] if threads else None),
+        "hardware": {**describe_machine(), "threads": threads},
         "software": describe_software(),
         "config": config.model_dump(mode="json"),
     }

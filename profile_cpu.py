@@ -1,0 +1,8 @@
+"""Know your machine: what limits training here, what share of it this project reaches, and what to set."""
+
+import sys
+
+from src.profiling_cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""A profile from the first measurement to its files, and how far it is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from src.config import Config
+from src.errors import RunError, UsageError
+from src.metrics import write_atomically
+from src.profiling import Profile, read_profile, write_profile
+from src.profiling_efficiency import find_profile
+from src.profiling_report import describe_profile
+from src.profiling_request import Pair
+from src.profiling_results import result_of, try_out
+from src.profiling_steps import Effort, measure_machine
+from src.settings import EnvConfig
+from src.study_load import busy_warning, measure_load
+from src.study_lock import Lock, machine_lock_path
+from src.study_process import Stop
+
+LINE_SECONDS = 10.0
+RUN_WEIGHT = 0.25  # of a short run, compared with all other measurements
+BAR = "{percentage:3.0f}%|{bar}| {desc}"
+
+
+class Progress:
+    """A bar on a terminal, else a line from time to time."""
+
+    def __init__(self) -> None:
+        self._next_line = 0.0
+        self._text = ""
+        self._bar: tqdm[Any] | None = None
+        if sys.stderr.isatty():
+            tqdm.set_lock(threading.RLock())
+            self._bar = tqdm(total=1.0, bar_format=BAR, dynamic_ncols=True, leave=False)
+
+    def show(self, share: float, text: str) -> None:
+        """How far all is, from 0 to 1, and what goes on."""
+        self._text = text
+        if self._bar is not None:
+            self._bar.n = max(self._bar.n, min(1.0, share))
+            self._bar.set_description_str(text, refresh=True)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_SECONDS
+            print(f"{share:4.0%} {text}", flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def reuse(folder: Path, configs: dict[Pair, Config]) -> tuple[Path, Profile]:
+    """The profile that is there, and what it says of these configurations. Raises UsageError."""
+    found = find_profile(folder, next(iter(configs.values())))
+    if not isinstance(found, tuple):
+        why = found or f"there is no profile in {folder}"
+        raise UsageError(f"--reuse: {why}; run profile_cpu.py without it")
+    path, profile = found
+    before = {(each.algorithm, each.mode): each for each in profile.results}
+    results = []
+    for pair, config in configs.items():
+        result = result_of(profile, config, None)
+        old = before.get(pair)
+        if old is not None and (old.setup, old.epochs) == (result.setup, result.epochs):
+            result = result_of(profile, config, old.reached)
+        results.append(result)
+    return path, profile.model_copy(update={"results": tuple(results)})
+
+
+def measure(
+    configs: dict[Pair, Config],
+    envs: list[EnvConfig],
+    effort: Effort,
+    folder: Path,
+    stop: Stop,
+    progress: Progress,
+) -> Profile:
+    """Measure the machine, then what each script reaches on it."""
+    lock = Lock(machine_lock_path(), "a study and a profile at once would slow each other down")
+    lock.acquire(folder)
+    try:
+        load = measure_load()
+        warning = busy_warning(load)
+        if warning is not None:
+            print(f"{warning}: the figures will be too low", file=sys.stderr)
+        whole = 1 + RUN_WEIGHT * len(configs)
+        profile = measure_machine(
+            next(iter(configs.values())),
+            envs,
+            effort,
+            stop.check,
+            lambda share, text: progress.show(share / whole, text),
+            load["cpu_percent"],
+        )
+        began, results = time.perf_counter(), []
+        for number, (pair, config) in enumerate(configs.items()):
+            share = (1 + RUN_WEIGHT * number) / whole
+            progress.show(share, f"a short run of {' '.join(pair)}")
+            reached = try_out(profile, config, effort.run_seconds, stop, stop.check)
+            results.append(result_of(profile, config, reached))
+        seconds = profile.duration_seconds + time.perf_counter() - began
+    finally:
+        lock.release()
+    return profile.model_copy(update={"results": tuple(results), "duration_seconds": round(seconds, 1)})
+
+
+def save(profile: Profile, configs: dict[Pair, Config], folder: Path) -> Path:
+    """Write the profile as JSON, text and picture; returns the JSON's file. Games that an earlier profile of
+    this machine has, and this one has not, are taken over."""
+    from src.profiling_figure import draw_roofline
+    from src.report import save_figure
+
+    path = write_profile(with_other_games(profile, folder / profile.file_name), folder)
+    try:
+        write_atomically(path.with_suffix(".txt"), f"{describe_profile(profile, configs)}\n".encode())
+    except OSError as error:
+        raise RunError(f"cannot write {path.with_suffix('.txt')}: {error.strerror or error}") from error
+    if profile.layers:
+        save_figure(draw_roofline(profile), path.with_suffix(".png"))
+    return path
+
+
+def with_other_games(profile: Profile, before: Path) -> Profile:
+    try:
+        old = read_profile(before)
+    except UsageError:
+        return profile  # there is none, or one that a newer version of this project cannot read
+    if (old.machine.cpu_model, old.cores, old.machine.torch) != (
+        *(profile.machine.cpu_model, profile.cores),
+        profile.machine.torch,
+    ):
+        return profile
+    known = {(each.id, each.distribution_mode) for each in profile.environments}
+    kept = [each for each in old.environments if (each.id, each.distribution_mode) not in known]
+    return profile.model_copy(update={"environments": (*profile.environments, *kept)})

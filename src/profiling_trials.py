@@ -1,0 +1,97 @@
+"""What a training script really reaches: short runs of it, as a user would start them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from src.config import Config
+from src.config_file import build_config, dump_config, set_value
+from src.errors import RunError
+from src.metrics import read_rows
+from src.profiling import Reached, Setup
+from src.profiling_advice import settings_of
+from src.study_process import Stop, describe_exit, run_logged
+
+PROJECT = Path(__file__).resolve().parent.parent
+MIN_STEPS = 8
+MIN_UPDATES = {"a3c": 8}  # its rows count what all workers have done, whenever the first one writes one
+FULL_PIPELINE = 3  # updates, beside the policy lag, after which actors are no further ahead than later
+TIMEOUT_SECONDS = 300.0
+
+
+def warm_up(config: Config) -> int:
+    """Updates of a run that do not count."""
+    return config.impala.max_policy_lag + FULL_PIPELINE if config.has_actors else 1
+
+
+def short_run(config: Config, setup: Setup, seconds: float) -> Config:
+    """A run of so many seconds that differs from config's in its length and, so that there are several
+    updates, in the steps of a rollout. Its environments and processes are those of `setup`."""
+    training, data = config.training, config.model_dump()
+    wanted = setup.predicted_fps * seconds
+    steps, least = training.n_steps, MIN_UPDATES.get(config.algorithm, 2)
+    while steps > MIN_STEPS and steps * setup.num_envs * least > wanted:
+        steps //= 2
+    rollout = steps * setup.num_envs
+    updates = max(least, round(wanted / rollout))
+    settings = {
+        **settings_of(setup, config),
+        "training.n_steps": steps,
+        "training.total_timesteps": rollout * (warm_up(config) + updates),
+        "training.duration_hours": None,
+    }
+    if config.algorithm == "ppo":
+        settings["training.batch_size"] = min(training.batch_size or rollout, rollout)
+    elif config.has_actors:
+        settings["training.batch_size"] = None
+    for key, value in settings.items():
+        set_value(data, key, value, "a short run")
+    return build_config(data, "a short run")
+
+
+def run_script(config: Config, stop: Stop, on_poll: Callable[[], None]) -> Reached:
+    """Run the script of config's algorithm and mode to its end. Raises RunError or Interrupted."""
+    began = time.monotonic()
+
+    def poll() -> None:
+        on_poll()
+        if time.monotonic() - began > TIMEOUT_SECONDS:
+            raise RunError(f"a short run of {name} took longer than {TIMEOUT_SECONDS:g} s")
+
+    name = f"train_{config.algorithm}_{config.mode}.py"
+    with tempfile.TemporaryDirectory(prefix="profile-") as parent:
+        folder, settings, log = Path(parent) / "run", Path(parent) / "config.yaml", Path(parent) / "log"
+        settings.write_text(dump_config(config), encoding="utf-8")
+        words = [sys.executable, str(PROJECT / name), "--config", str(settings), "--output-dir", str(folder)]
+        code = run_logged(words, log, stop, lambda pid: None, poll)
+        took = time.monotonic() - began
+        stop.check()
+        if code:
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise RunError(f"a short run of {name} failed ({describe_exit(code) or lines[-1]})")
+        return read_run(folder, config, took)
+
+
+def read_run(folder: Path, config: Config, took: float) -> Reached:
+    """What a run left; `took` are the seconds from its start to its end."""
+    (path,) = folder.glob("logs/*/metrics.jsonl")
+    rows = read_rows(path)
+    record = json.loads((folder / "benchmark_metrics.json").read_text(encoding="utf-8"))
+    first, last = rows[min(warm_up(config), len(rows) - 1) - 1], rows[-1]
+    seconds = last["time/elapsed_seconds"] - first["time/elapsed_seconds"]
+    timesteps = last["timesteps"] - first["timesteps"]
+    if seconds <= 0 or timesteps <= 0:
+        raise RunError("a short run ended before its speed could be told")
+    return Reached(
+        fps=timesteps / seconds,
+        num_envs=config.env.num_envs,
+        n_steps=config.training.n_steps,
+        updates=last["update"] - first["update"],
+        startup_seconds=round(took - last["time/elapsed_seconds"], 2),
+        shares={phase: part["share"] for phase, part in record["time_breakdown"].items()},
+    )
