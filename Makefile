@@ -28,10 +28,11 @@ EVALUATE_FLAGS = $(if $(ENV),--env "$(ENV)") $(if $(SEED),--seed "$(SEED)")
 # newest NAME: shell code for the most recently written file of that name below runs/ and benchmarks/
 newest = find runs benchmarks -type f -path '$(1)' -exec ls -t {} + 2>/dev/null | sed -n 1p
 
-.PHONY: help install test lint quick-test benchmark evaluate compare plot tensorboard clean \
+.PHONY: help install test lint quick-test profile benchmark evaluate compare plot tensorboard clean \
 	train train-timed train-parallel train-parallel-timed train-a2c train-a2c-timed train-a2c-parallel \
 	train-a2c-parallel-timed train-a3c train-a3c-timed train-impala train-impala-timed train-impala-parallel \
-	train-impala-parallel-timed evaluate-ppo evaluate-a2c evaluate-a3c evaluate-impala
+	train-impala-parallel-timed train-distributed train-a2c-distributed train-impala-distributed \
+	evaluate-ppo evaluate-a2c evaluate-a3c evaluate-impala peers
 
 help:  ## this list
 	@echo "make TARGET [NAME=value ...]"
@@ -49,6 +50,7 @@ help:  ## this list
 	@echo "  CHECKPOINT  checkpoint to evaluate (the newest *_final.pt)"
 	@echo "  LOG_FILE    metrics.jsonl to plot (the newest)"
 	@echo "  RUNS        folders of runs or studies to compare (the newest study)"
+	@echo "  JOBS        tests at a time (3)"
 	@echo "  ARGS        further flags, passed on: all but help, install, lint, clean"
 
 # --- Setting up ---------------------------------------------------------------------------------------------
@@ -61,6 +63,9 @@ install: $(READY)  ## set up venv/ with all that is needed (the other targets do
 
 quick-test: $(READY)  ## check the installation in less than a minute
 	@$(PY) quick_test.py $(ARGS)
+
+profile: $(READY)  ## know your machine: its limits, the share that is reached, what to set; about a minute
+	@$(PY) profile_cpu.py $(if $(ENV),--env $(ENV)) $(if $(OUTPUT),--output-dir "$(OUTPUT)") $(ARGS)
 
 # --- The main job -------------------------------------------------------------------------------------------
 
@@ -116,6 +121,15 @@ train-impala-parallel: $(READY)  ## train IMPALA with actors and a learner
 train-impala-parallel-timed: $(READY)  ## ... for DURATION hours
 	$(call timed_with,train_impala_parallel_timed)
 
+train-distributed: $(READY)  ## train PPO on several nodes: ARGS="--num-nodes N --node-rank I --master-addr HOST"
+	$(call train_with,train_ppo_distributed)
+
+train-a2c-distributed: $(READY)  ## ... A2C
+	$(call train_with,train_a2c_distributed)
+
+train-impala-distributed: $(READY)  ## ... IMPALA
+	$(call train_with,train_impala_distributed)
+
 # evaluate_newest PATTERN: evaluate CHECKPOINT, or the newest final checkpoint that fits the pattern
 define evaluate_newest
 	@checkpoint="$(CHECKPOINT)"; checkpoint="$${checkpoint:-$$($(call newest,$(1)))}"; \
@@ -167,10 +181,14 @@ plot: $(READY)  ## draw the curves of LOG_FILE, or else of the newest run
 tensorboard: $(READY)  ## watch runs/ and benchmarks/ in the browser, also while they train
 	@$(PY) -m tensorboard.main --logdir_spec runs:runs,benchmarks:benchmarks $(ARGS)
 
+peers: $(READY)  ## measure this project against other libraries (docs/peers.md): an hour and a quarter
+	@$(PY) -m perf.peers $(ARGS)
+
 # --- Looking after the code ---------------------------------------------------------------------------------
 
-test: $(READY)  ## run all tests
-	@$(PY) -m pytest $(ARGS)
+# Most tests wait for processes most of the time, so more of them run at once than there may be cores.
+test: $(READY)  ## run all tests, JOBS (3) at a time
+	@$(PY) -m pytest -n $(or $(JOBS),3) --dist loadfile $(ARGS)
 
 lint: $(READY)  ## check style and types
 	@$(PY) -m ruff check .

@@ -16,7 +16,7 @@ from src.comparison_text import WIDTH, notices, unfairness
 from src.comparison_verdicts import Verdict, game_verdict, headline
 from src.fairness import by_value, show
 
-NAME_WIDTH = 40  # of the names on the left
+NAME_WIDTH = 44  # of the names on the left
 SETTINGS = (
     ("Environments in all", "env.num_envs"),
     ("Levels", "env.num_levels"),
