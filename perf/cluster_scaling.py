@@ -1,0 +1,130 @@
+"""What training over several nodes gains, and where the network binds: measured here, computed for clusters.
+
+    venv/bin/python -m perf.cluster_scaling                     # everything: about ten minutes, as root
+    venv/bin/python -m perf.cluster_scaling --only report       # tables and plots from what was measured
+    venv/bin/python -m perf.cluster_scaling --quick             # each part once and briefly: two minutes
+
+The parts, each of which keeps what it found in cluster_scaling.json, for those after it:
+
+    compute   what a core takes to act and to learn while all cores do, by network and size
+    links     gloo's all-reduce between two network namespaces over links of given rates and delays, and
+              between more and more ranks
+    check     training of two namespaces with a core each, against what the model says from the parts before
+    report    predictions for 2 to 128 nodes of 8 to 64 cores, cluster_scaling.md and cluster_scaling.png
+
+SCALING.md explains the model and what it says. Namespaces need root and iproute2; compute and report do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from perf import cluster_scaling_check as checks
+from perf import cluster_scaling_pieces as pieces
+from perf.cluster_scaling_data import YIELDING, Data, link_name, load, merge
+from perf.cluster_scaling_link import hosts, require_namespaces, this_machine
+from perf.cluster_scaling_reduce import SMALL, all_reduce_times
+from perf.measure import RESULTS
+
+PARTS = ("compute", "links", "check", "report")
+NETWORKS = ("nature", "impala")
+LINKS = (
+    (inf, 0.0),
+    (1e10, 0.0),
+    (1e9, 0.0),
+    (1e8, 0.0),
+    (1e9, 1e-4),
+    (1e9, 3e-4),
+    (1e9, 1e-3),
+    (1e10, 1e-4),
+    (1e10, 1e-3),
+)
+QUICK_LINKS = ((inf, 0.0), (1e9, 0.0), (1e9, 1e-3))
+YIELDING_LINKS = ((inf, 0.0), (1e10, 0.0), (1e9, 0.0))
+SIZES = (SMALL, 262_144, 1_369_792, 2_505_024)  # the last two: the gradients of the two networks
+ENDS = (SIZES[0], SIZES[-1])
+RANKS = (2, 4, 8, 16)
+LINK_SECONDS, RUN_SECONDS = 0.7, 7.0
+
+
+def measure_compute(quick: bool) -> dict[str, Any]:
+    cores = sorted(os.sched_getaffinity(0))
+    seconds = 0.1 if quick else pieces.PIECE_SECONDS
+    networks = {}
+    for network in NETWORKS[:1] if quick else NETWORKS:
+        networks[network] = pieces.measure_network(network, cores, seconds)
+        learn = networks[network]["learn"]["ppo"]
+        print(
+            f"  {network}: a step on {max(learn)} samples takes a core {learn[max(learn)]:.3f} s", flush=True
+        )
+    machine = pieces.measure_machine(cores, seconds)
+    return {"compute": {"networks": networks, "machine": machine, "cores": len(cores)}}
+
+
+def measure_links(quick: bool) -> dict[str, Any]:
+    require_namespaces()
+    seconds = 0.2 if quick else LINK_SECONDS
+    links, ranks = {}, {}
+    wanted = [(*link, False) for link in (QUICK_LINKS if quick else LINKS)]
+    for rate, delay, yielding in (*wanted, *((*link, True) for link in YIELDING_LINKS)):
+        name = link_name(rate, delay, yielding)
+        with hosts(2, rate, delay) as place:
+            links[name] = found = all_reduce_times(place, 1, SIZES, seconds, yielding)
+        times = ", ".join(f"{size:,} bytes {1e3 * each:.2f} ms" for size, each in found["all_reduce"].items())
+        print(f"  {name}: {times}", flush=True)
+    counts = RANKS[:2] if quick else RANKS
+    for where, yielding in (("here", False), (f"here, {YIELDING}", True)):
+        place = this_machine(1)
+        ranks[where] = {n: all_reduce_times(place, n, ENDS, seconds, yielding) for n in counts}
+    ranks["apart"] = {}
+    for count in counts[:-1]:
+        with hosts(count, 1e9) as place:
+            ranks["apart"][count] = all_reduce_times(place, 1, ENDS, seconds)
+    return {"links": links, "ranks": ranks}
+
+
+def measure_check(quick: bool, data: Data) -> dict[str, Any]:
+    require_namespaces()
+    seconds = 2.0 if quick else RUN_SECONDS
+    rows = []
+    for case in checks.QUICK_CASES if quick else checks.CASES:
+        computing, machine = data.computing(case.network), data.machine(case.yielding)
+        rows.append(checks.check(case, data.links, computing, machine, seconds))
+    return {"check": rows}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="parts to do")
+    parser.add_argument("--quick", action="store_true", help="briefly; the figures are not worth keeping")
+    parser.add_argument(
+        "--output-dir", type=Path, help="where results are and go (perf/results; cluster_scaling_quick)"
+    )
+    options = parser.parse_args(arguments)
+    folder = options.output_dir or (Path("cluster_scaling_quick") if options.quick else RESULTS)
+    if os.geteuid() != 0 and {"links", "check"} & set(options.only):
+        sys.exit("perf.cluster_scaling: links and check need root, for network namespaces; see --only")
+    from perf.cluster_scaling_report import report
+
+    work: dict[str, Callable[[], dict[str, Any]]] = {
+        "compute": lambda: measure_compute(options.quick),
+        "links": lambda: measure_links(options.quick),
+        "check": lambda: measure_check(options.quick, load(folder)),
+        "report": lambda: report(folder, load(folder)),
+    }
+    for part in PARTS:
+        if part in options.only:
+            print(part, flush=True)
+            merge(folder, work[part]())
+
+
+if __name__ == "__main__":
+    main()

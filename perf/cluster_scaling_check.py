@@ -1,0 +1,205 @@
+"""Real training of two hosts with one core each over links that are shaped, against what the model says.
+
+What the model is given was measured apart from these runs: the pieces of computing, the all-reduces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from perf.cluster_scaling_data import YIELDING, link_name
+from perf.cluster_scaling_link import Hosts, hosts
+from perf.cluster_scaling_model import Computing, Machine, Options, Prediction, Workload, predict
+from perf.cluster_scaling_reduce import NETWORK_THREAD
+from perf.cluster_scaling_ring import Hop, Points, fit_hop
+from perf.training_runs import PROJECT, Result, command, environment, read
+from tests.cluster_runs import free_port
+
+NODES = 2
+WARM = 2  # updates at the beginning that are not counted
+START_SECONDS, RUN_SECONDS = 60.0, 240.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run over a link of `rate` bits per second and `delay` seconds one way."""
+
+    algorithm: str
+    network: str
+    envs: int
+    """Of both hosts together, as `batch` is."""
+    n_steps: int
+    batch: int | None
+    epochs: int
+    rate: float
+    delay: float = 0.0
+    overlap: bool = False
+    compression: bool = False
+    yielding: bool = False
+    """Whether the priority of gloo's network threads is lowered, which the programs do not do themselves."""
+
+    @property
+    def name(self) -> str:
+        batch = f"minibatches of {self.batch}" if self.batch else "one batch"
+        extra = (", overlap" if self.overlap else "") + (", bf16" if self.compression else "")
+        extra += f", {YIELDING}" if self.yielding else ""
+        return f"{self.algorithm.upper()}, {self.network}, {self.envs} x {self.n_steps}, {batch}{extra}"
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(self.algorithm, self.envs // NODES, self.n_steps, self.batch, self.epochs)
+
+    @property
+    def options(self) -> Options:
+        return Options(overlap=self.overlap, compression=self.compression)
+
+    def flags(self, updates: int) -> tuple[object, ...]:
+        words: tuple[object, ...] = (
+            *("--env", "coinrun", "--num-envs", self.envs, "--n-steps", self.n_steps, "--num-threads", 1),
+            *("--total-timesteps", self.envs * self.n_steps * updates),
+        )
+        if self.algorithm == "ppo":
+            words += ("--batch-size", self.batch, "--n-epochs", self.epochs)
+        return (*words, *(("--num-actors", 1) if self.algorithm == "impala" else ("--num-workers", 1)))
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        learners = ("impala.num_learners=1",) if self.algorithm == "impala" else ()
+        return (
+            *learners,
+            f"model.architecture={self.network}",
+            f"cluster.overlap={str(self.overlap).lower()}",
+            f"cluster.compression={'bf16' if self.compression else 'none'}",
+        )
+
+
+SMALL_BATCH, LARGE_BATCH = 128, 1024
+FAST, GIGABIT, SLOW = 1e10, 1e9, 1e8
+CASES = (
+    *(Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, rate) for rate in (FAST, GIGABIT, SLOW)),
+    *(Case("ppo", "impala", 16, 32, SMALL_BATCH, 2, rate) for rate in (FAST, GIGABIT, SLOW)),
+    *(Case("ppo", net, 16, 32, SMALL_BATCH, 2, GIGABIT, 1e-3) for net in ("nature", "impala")),
+    *(Case("ppo", "nature", 16, 128, LARGE_BATCH, 2, rate) for rate in (GIGABIT, SLOW)),
+    *(Case("ppo", "impala", 16, 64, LARGE_BATCH, 1, rate) for rate in (GIGABIT, SLOW)),
+    *(Case("a2c", "nature", 16, 16, None, 1, rate) for rate in (GIGABIT, SLOW)),
+    Case("a2c", "nature", 16, 16, None, 1, GIGABIT, 1e-3),
+    Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, GIGABIT, overlap=True),
+    Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, SLOW, compression=True),
+    *(Case("impala", "nature", 16, 32, None, 1, rate) for rate in (FAST, GIGABIT, SLOW)),
+    Case("impala", "impala", 16, 32, None, 1, SLOW),
+    *(Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, rate, yielding=True) for rate in (FAST, GIGABIT)),
+    Case("a2c", "nature", 16, 16, None, 1, GIGABIT, yielding=True),
+)  # fmt: skip
+QUICK_CASES = (CASES[1],)
+
+
+def predict_case(case: Case, link: Hop, computing: Computing, machine: Machine) -> Prediction:
+    """What the model says of two hosts that share a machine, whose all-reduces over this link are `link`."""
+    return predict(
+        case.workload, NODES, 1, link, computing, machine, case.options, busy_cores=machine.measured_cores
+    )
+
+
+def run_case(case: Case, updates: int) -> Result:
+    """Train on two hosts with a core each; what rank 0 left."""
+    port = free_port()
+    with hosts(NODES, case.rate, case.delay) as place, tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "run"
+        processes = [start(case, place, folder, node, port, updates) for node in range(NODES)]
+        try:
+            if case.yielding:
+                lower_network_threads(processes)
+            for process in processes:
+                if process.wait(RUN_SECONDS):
+                    said = Path(f"{folder}.{processes.index(process)}").read_text().strip()
+                    raise RuntimeError(f"{case.name}: {said.splitlines()[-1]}")
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return read(folder)
+
+
+def start(
+    case: Case, place: Hosts, folder: Path, node: int, port: int, updates: int
+) -> subprocess.Popen[bytes]:
+    """One host's part of a run, on a core of its own; its errors go to a file beside the folder."""
+    cores = sorted(os.sched_getaffinity(0))
+    told = ("--num-nodes", NODES, "--node-rank", node)
+    where = ("--master-addr", place.addresses[0], "--master-port", port)
+    flags = (*case.flags(updates), *told, *where)
+    words = command(f"train_{case.algorithm}_distributed.py", str(folder), flags, case.settings)
+    words = [*place.enter(node), "taskset", "-c", str(cores[node % len(cores)]), *words]
+    with Path(f"{folder}.{node}").open("w") as errors:
+        return subprocess.Popen(
+            words, cwd=PROJECT, env=environment(), stdout=subprocess.DEVNULL, stderr=errors
+        )
+
+
+def lower_network_threads(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Give the threads of gloo's sockets, one in the rank of each host, the lowest priority once they are
+    there."""
+    deadline = time.monotonic() + START_SECONDS
+    found: set[int] = set()
+    while len(found) < len(processes):
+        if time.monotonic() > deadline or any(each.poll() is not None for each in processes):
+            raise RuntimeError("no threads of gloo's sockets to be found")
+        time.sleep(0.2)
+        for process in processes:
+            tree = psutil.Process(process.pid)
+            for each in (tree, *tree.children(recursive=True)):
+                for thread in Path(f"/proc/{each.pid}/task").glob("*"):
+                    with contextlib.suppress(OSError):  # it has ended meanwhile
+                        if (thread / "comm").read_text().strip() == NETWORK_THREAD:
+                            os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
+                            found.add(int(thread.name))
+
+
+def updates_for(prediction: Prediction, seconds: float) -> int:
+    """So many that a run counts them for about `seconds`."""
+    return WARM + max(4, min(60, round(seconds / prediction.seconds)))
+
+
+def check(
+    case: Case, links: Mapping[str, Points], computing: Computing, machine: Machine, seconds: float
+) -> dict[str, Any]:
+    """Predict a case, then run it: both rates, and where an update's time was expected to go and went."""
+    link = fit_hop(links[link_name(case.rate, case.delay, case.yielding)])
+    prediction = predict_case(case, link, computing, machine)
+    result = run_case(case, updates_for(prediction, seconds))
+    rows = result.rows[WARM:]
+    phases = [name for name in rows[0] if name.startswith("profile/")]
+    row = {
+        "case": case.name,
+        "link": link_name(case.rate, case.delay),
+        "yielding": case.yielding,
+        "algorithm": case.algorithm,
+        "network": case.network,
+        "predicted_fps": prediction.fps,
+        "measured_fps": statistics.median(row["time/fps"] for row in rows),
+        "updates": len(rows),
+        "predicted_parts": prediction.parts,
+        "measured_phases": {
+            name.removeprefix("profile/"): statistics.median(row[name] for row in rows) for name in phases
+        },
+    }
+    error = row["predicted_fps"] / row["measured_fps"] - 1
+    print(
+        f"  {case.name:<52} {row['link']:<16} predicted {row['predicted_fps']:>7,.0f}, "
+        f"measured {row['measured_fps']:>7,.0f} timesteps/s ({error:+.0%})",
+        file=sys.stderr,
+        flush=True,
+    )
+    return row

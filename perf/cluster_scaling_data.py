@@ -1,0 +1,121 @@
+"""cluster_scaling.json: what was measured, kept part by part, and what the model takes from it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from perf.cluster_scaling_model import Computing, Machine
+from perf.cluster_scaling_ring import Hop, Points, fit_hop
+from src.cpu_utils import describe_machine
+from src.metrics import write_json
+from src.record import describe_software
+
+NAME = "cluster_scaling"
+YIELDING = "network threads yield"
+
+
+def link_name(rate: float, delay: float, yielding: bool = False) -> str:
+    """As in "1 Gb/s + 0.1 ms"; `rate` in bits per second, `delay` in seconds one way."""
+    if rate == inf:
+        text = "no limit"
+    else:
+        text = f"{rate / 1e9:g} Gb/s" if rate >= 1e9 else f"{rate / 1e6:g} Mb/s"
+    text += f" + {delay * 1e3:g} ms" if delay else ""
+    return f"{text}, {YIELDING}" if yielding else text
+
+
+@dataclass(frozen=True)
+class Data:
+    """What cluster_scaling.json holds."""
+
+    content: dict[str, Any]
+
+    def part(self, name: str) -> Any:
+        """What a part has measured. Exits with a line that says how to measure it."""
+        if name not in self.content:
+            part = "links" if name == "ranks" else name
+            sys.exit(f"perf.cluster_scaling: nothing measured yet of {part}: run --only {part} first")
+        return self.content[name]
+
+    @property
+    def links(self) -> dict[str, Points]:
+        """Link -> bytes -> seconds of an all-reduce between two ranks."""
+        return {name: _points(found["all_reduce"]) for name, found in self.part("links").items()}
+
+    def ranks(self, where: str) -> dict[int, dict[str, Any]]:
+        """Number of ranks -> what was found; `where` is "here" (one host) or "apart" (each on its own)."""
+        found = self.part("ranks")[where]
+        return {
+            int(count): {**each, "all_reduce": _points(each["all_reduce"])} for count, each in found.items()
+        }
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        return tuple(self.part("compute")["networks"])
+
+    def computing(self, network: str) -> Computing:
+        measured = dict(self.part("compute")["networks"][network])
+        measured["act"] = _points(measured["act"])
+        measured["learn"] = {name: _points(each) for name, each in measured["learn"].items()}
+        return Computing(**measured)
+
+    @property
+    def state_bytes(self) -> float:
+        """Of an environment in a snapshot."""
+        return float(self.part("compute")["machine"]["state_bytes"])
+
+    def machine(self, yielding: bool = False) -> Machine:
+        """What the model takes of a node; see `fit_local`. With `yielding` as measured with gloo's network
+        threads at the lowest priority."""
+        compute = self.part("compute")
+        measured = compute["machine"]
+        here = self.ranks(f"here, {YIELDING}" if yielding else "here")
+        hidden = self.part("links")[link_name(1e9, 0.0, yielding)]["hidden"]
+        return Machine(
+            local=fit_local(here),
+            wire=fit_hop(self.links[link_name(inf, 0.0, yielding)]),
+            memory_bandwidth=measured["memory_bandwidth"],
+            gather_seconds=slope({count: each["gather"] for count, each in here.items()}),
+            index_seconds=_points(measured["index_seconds"]),
+            hidden_share=statistics.mean(hidden.values()),
+            measured_cores=compute["cores"],
+        )
+
+
+def fit_local(here: Mapping[int, Mapping[str, Any]]) -> Hop:
+    """The hop between two processes of this machine, from all-reduces between 2, 4, ... of them.
+
+    The latency is the mean over these of a short all-reduce's time by its 2 (ranks - 1) hops; the bandwidth
+    is that of two ranks, who have a core each.
+    """
+    hops = [each["all_reduce"][min(each["all_reduce"])] / (2 * (count - 1)) for count, each in here.items()]
+    return Hop(statistics.mean(hops), fit_hop(here[min(here)]["all_reduce"]).bandwidth)
+
+
+def slope(points: Points) -> float:
+    """Of the straight line through the smallest and the largest size, but never below 0."""
+    first, last = min(points), max(points)
+    return max(0.0, (points[last] - points[first]) / (last - first))
+
+
+def _points(measured: Mapping[Any, float]) -> dict[int, float]:
+    return {int(size): seconds for size, seconds in measured.items()}
+
+
+def load(folder: Path) -> Data:
+    path = folder / f"{NAME}.json"
+    return Data(json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+
+
+def merge(folder: Path, found: Mapping[str, Any]) -> None:
+    """Keep what a part has found beside what the others have."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"machine": describe_machine(), "software": describe_software()}
+    write_json(folder / f"{NAME}.json", {**load(folder).content, **about, **found})

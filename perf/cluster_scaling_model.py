@@ -1,0 +1,278 @@
+"""What an update over several nodes should take, from pieces that were measured on one machine.
+
+Nothing here measures anything. All times are in seconds, sizes in bytes, rates in bytes per second.
+`predict` says where the time of an update goes; SCALING.md tells the same in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+
+from perf.cluster_scaling_ring import Hop, Points, add, hierarchical_parts, ring_parts
+
+BACKWARD_SHARE = 2 / 3  # of forward and backward pass together
+SMALL_BYTES = 32  # of the sums of a few numbers that come between the gradients
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was measured of a node, the network aside."""
+
+    local: Hop
+    """Between two processes of one node."""
+    wire: Hop
+    """Between two nodes on a link that neither delays nor limits: what the software takes."""
+    memory_bandwidth: float
+    """Of a core that adds vectors in memory, all cores busy."""
+    gather_seconds: float
+    """For each rank whose figures rank 0 takes in."""
+    index_seconds: Points
+    """Timesteps of all nodes -> seconds to shuffle them and find one's own."""
+    hidden_share: float
+    """What of an all-reduce, or of computing if that is shorter, both at the same time save."""
+    measured_cores: int
+    """Cores that were busy while the computing was measured."""
+
+
+@dataclass(frozen=True)
+class Computing:
+    """What was measured of a network on one core, all cores busy."""
+
+    parameters: int
+    act: Points
+    """Environments of a process -> seconds of one step of all of them, the network included."""
+    learn: Mapping[str, Points]
+    """Algorithm -> samples -> seconds of an optimiser step on them."""
+    rest: Mapping[str, float]
+    """Algorithm -> seconds of an update for each of its rows: advantages, scaling, bookkeeping."""
+    beta: float
+    """By what share each further busy core of a node slows the others."""
+    late_bytes: float
+    """Of the gradient's last bucket, which overlap does not hide."""
+    noise: float
+    """Standard deviation of the time of equal optimiser steps, as a share of their mean."""
+    microbatch: int
+
+    @property
+    def gradient_bytes(self) -> int:
+        return 4 * self.parameters
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a rank does in an update, and what of it is one minibatch of all ranks."""
+
+    algorithm: str
+    envs: int
+    """Of a rank."""
+    n_steps: int
+    batch_size: int | None
+    """Of all ranks; None: all that was collected."""
+    epochs: int = 1
+
+    @property
+    def samples(self) -> int:
+        """Timesteps of a rank in an update."""
+        return self.envs * self.n_steps
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients are summed. The last three are not what the programs do today."""
+
+    overlap: bool = False
+    compression: bool = False
+    hierarchical: bool = False
+    """Sums within a node in shared memory; one rank of each node talks to other nodes."""
+    small_sums: bool = True
+    """Whether a minibatch has two sums of its own for the mean and the spread of its advantages."""
+    local_index: bool = False
+    """Whether a rank shuffles only its own samples."""
+    state_bytes: float = 0.0
+    """Of an environment, which travels to rank 0 for each snapshot; 0: none is taken."""
+    snapshot_interval: float = 30.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An update: its timesteps, and its seconds by what they go to."""
+
+    timesteps: int
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def fps(self) -> float:
+        return self.timesteps / self.seconds
+
+    def share(self, *names: str) -> float:
+        """Of an update's time that goes to some parts."""
+        return sum(self.parts[name] for name in names) / self.seconds
+
+
+def interpolate(points: Points, size: float) -> float:
+    """Linear between the sizes that were measured, and on in a straight line beyond the largest."""
+    sizes = sorted(points)
+    upper = next((each for each in sizes[1:] if each >= size), sizes[-1])
+    lower = sizes[sizes.index(upper) - 1] if len(sizes) > 1 else sizes[0]
+    if lower == upper:
+        return points[lower] * size / lower
+    slope = (points[upper] - points[lower]) / (upper - lower)
+    return points[lower] + slope * (size - lower)
+
+
+def expected_maximum(count: int) -> float:
+    """By how many standard deviations the largest of `count` normal numbers is expected to exceed their mean.
+
+    Blom's approximation (1958) of the largest order statistic.
+    """
+    return 0.0 if count < 2 else NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def gradient_parts(
+    computing: Computing,
+    machine: Machine,
+    nodes: int,
+    per_node: int,
+    network: Hop,
+    options: Options,
+    backward: float,
+) -> dict[str, float]:
+    """One sum of the gradient; `backward` is how long the last backward pass of a minibatch takes.
+
+    With overlap all but the last bucket travels while that pass goes on, which takes gloo's threads from it.
+    """
+    divisor = 2 if options.compression else 1
+    late = computing.late_bytes / divisor if options.overlap else 0.0
+    parts = sum_parts(computing.gradient_bytes / divisor - late, nodes, per_node, network, machine, options)
+    if options.overlap:
+        whole = max(1e-12, sum(parts.values()))
+        left = 1 - machine.hidden_share * min(1.0, backward / whole)
+        parts = {name: value * left for name, value in parts.items()}
+        parts = add(parts, sum_parts(late, nodes, per_node, network, machine, options))
+    if options.overlap or options.compression:  # the statistics go by themselves
+        parts = add(parts, sum_parts(SMALL_BYTES, nodes, per_node, network, machine, options))
+    return parts
+
+
+def sum_parts(
+    size: float, nodes: int, per_node: int, network: Hop, machine: Machine, options: Options
+) -> dict[str, float]:
+    """An all-reduce as it is done with these options."""
+    if options.hierarchical:
+        return hierarchical_parts(size, nodes, per_node, network, machine.local, machine.memory_bandwidth)
+    return ring_parts(size, nodes, per_node, network, machine.local)
+
+
+def minibatches(workload: Workload, ranks: int) -> int:
+    """Of an update."""
+    total = workload.samples * ranks
+    return workload.epochs * math.ceil(total / (workload.batch_size or total))
+
+
+def small_sums(workload: Workload, nodes: int, ranks: int, options: Options) -> int:
+    """All-reduces of a few numbers in an update, as the programs call them.
+
+    PPO and A2C: two barriers, the reward statistics, four for the explained variance (over several nodes),
+    the sizes of what is gathered and the clock; PPO also two in each minibatch for its advantages. IMPALA:
+    the reward statistics, the slots, the sizes and the clock.
+    """
+    if workload.algorithm == "impala":
+        return 4
+    count = 5 + (4 if nodes > 1 else 0)
+    if workload.algorithm == "ppo" and options.small_sums:
+        count += 2 * minibatches(workload, ranks)
+    return count
+
+
+def largest_share(workload: Workload, nodes: int, per_node: int) -> float:
+    """Samples that the rank with most of them is expected to have of a minibatch.
+
+    A minibatch is drawn from all nodes' samples; a node's part is hypergeometric, and its ranks share it.
+    A2C and IMPALA learn from everything, so all have as many.
+    """
+    ranks = nodes * per_node
+    total = workload.samples * ranks
+    batch = workload.batch_size or total
+    if batch >= total:
+        return batch / ranks
+    variance = batch / nodes * (1 - 1 / nodes) * (total - batch) / max(1, total - 1)
+    on_node = batch / nodes + expected_maximum(nodes) * math.sqrt(variance)
+    return (on_node + (per_node - 1) / 2) / per_node
+
+
+def shuffling(workload: Workload, total: int, machine: Machine, options: Options) -> float:
+    """Every rank of PPO shuffles the numbers of all samples anew each epoch, one of A2C counts them once."""
+    if workload.algorithm == "impala":
+        return 0.0
+    return workload.epochs * interpolate(
+        machine.index_seconds, workload.samples if options.local_index else total
+    )
+
+
+def predict(
+    workload: Workload,
+    nodes: int,
+    per_node: int,
+    network: Hop,
+    computing: Computing,
+    machine: Machine,
+    options: Options = Options(),
+    busy_cores: int | None = None,
+) -> Prediction:
+    """One update of `nodes` x `per_node` ranks of one core each.
+
+    `busy_cores` is how many cores of a machine compute at the same time, `per_node` unless "nodes" share one.
+    """
+    ranks = nodes * per_node
+    cores = busy_cores or per_node
+    crowd = (1 + computing.beta * (cores - 1)) / (1 + computing.beta * (machine.measured_cores - 1))
+    steps = computing.learn[workload.algorithm]
+    count, total = minibatches(workload, ranks), workload.samples * ranks
+    share = (workload.batch_size or total) / ranks
+    one, most = interpolate(steps, share), interpolate(steps, largest_share(workload, nodes, per_node))
+    learn, uneven = crowd * count * one, crowd * count * (most - one)
+    act = crowd * workload.n_steps * interpolate(computing.act, workload.envs)
+    last = interpolate(steps, min(share, computing.microbatch)) - interpolate(steps, 0)
+    gradient = gradient_parts(
+        computing, machine, nodes, per_node, network, options, BACKWARD_SHARE * crowd * last
+    )
+    small = sum_parts(SMALL_BYTES, nodes, per_node, network, machine, options)
+    sums = {name: count * value for name, value in gradient.items()}
+    noise = computing.noise * expected_maximum(ranks)
+    parts = {
+        "act": act,
+        "learn": learn,
+        "rest": crowd * workload.n_steps * computing.rest[workload.algorithm],
+        "shuffling": shuffling(workload, total, machine, options),
+        "uneven": math.hypot(uneven, noise * (learn + uneven)) + noise * act,
+        **add(sums, small, small_sums(workload, nodes, ranks, options)),
+        "gathering": machine.gather_seconds * (ranks - 1),
+    }
+    if workload.algorithm == "impala":  # actors go on while learners wait for each other
+        waiting = sum(value for name, value in parts.items() if name not in ("act", "learn", "rest"))
+        parts["act"] = max(0.0, act - waiting)
+    snapshot = options.state_bytes * workload.envs * ranks / min(network.bandwidth, machine.local.bandwidth)
+    before = sum(parts.values())
+    parts["snapshots"] = snapshot * before / max(before, options.snapshot_interval)
+    return Prediction(total, parts)
+
+
+def ideal_fps(workload: Workload, computing: Computing, machine: Machine) -> float:
+    """Timesteps per second of a core that is alone and learns from its own rollout, all of it in one step."""
+    alone = replace(workload, batch_size=None)
+    free = Hop(0.0, math.inf)
+    return predict(alone, 1, 1, free, computing, machine, busy_cores=1).fps
+
+
+def efficiency(
+    prediction: Prediction, workload: Workload, ranks: int, computing: Computing, machine: Machine
+) -> float:
+    """FPS of a rank as a share of what a core alone would make."""
+    return prediction.fps / ranks / ideal_fps(workload, computing, machine)

@@ -1,0 +1,238 @@
+"""What computing takes on one core while all cores of the machine compute: acting, learning, the rest.
+
+As many processes as cores, each on its own core, do the same at the same time with the programs' own parts
+(trainer, collector, learner) on real coinrun frames.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from src import cpu_utils
+
+if TYPE_CHECKING:
+    from src.trainer import Trainer
+
+GAME = "coinrun"
+ENVS, STEPS = 16, 32
+ACT_SIZES = (1, 4, 16)
+LEARN_SIZES = (1, 8, 32, 128, 512)
+COLUMNS = (1, 4, 16)  # of IMPALA, of STEPS timesteps each
+INDEX_SIZES = (2**14, 2**18, 2**22)
+PIECE_SECONDS = 0.4
+ROUNDS = 2  # of one core alone and all cores together, in turn
+START_SECONDS = 120.0
+
+
+def measure_network(network: str, cores: list[int], seconds: float = PIECE_SECONDS) -> dict[str, Any]:
+    """The parts of perf.cluster_scaling_model.Computing: means over one process on each core.
+
+    `seconds` is how long each piece is repeated.
+    """
+    pieces: dict[str, Any] = mean_of(on_cores(partial(network_pieces, network, seconds), cores))
+    iterate = partial(iteration_seconds, network, seconds)
+    slower = []
+    for _ in range(ROUNDS):
+        alone = statistics.mean(on_cores(iterate, [core])[0] for core in cores)
+        slower.append(statistics.mean(on_cores(iterate, cores)) / alone - 1)
+    return {**pieces, "beta": max(0.0, statistics.median(slower)) / max(1, len(cores) - 1)}
+
+
+def measure_machine(cores: list[int], seconds: float = PIECE_SECONDS) -> dict[str, Any]:
+    """`index_seconds` and `memory_bandwidth` of perf.cluster_scaling_model.Machine, and `state_bytes`, of an
+    environment in a snapshot."""
+    return mean_of(on_cores(partial(machine_pieces, seconds), cores))
+
+
+def mean_of(results: list[Any]) -> Any:
+    """The mean over processes of numbers in mappings of one shape."""
+    first = results[0]
+    if isinstance(first, dict):
+        return {name: mean_of([each[name] for each in results]) for name in first}
+    return first if isinstance(first, int) else statistics.mean(results)
+
+
+def on_cores(work: Callable[[Callable[[], Any]], Any], cores: list[int]) -> list[Any]:
+    """What `work(together)` returns in a process on each core; `together` waits for all of them."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(len(cores))
+    processes = []
+    try:
+        for core in cores:
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_on_core, args=(core, work, barrier, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            processes.append((process, ours))
+        return [connection.recv() for _, connection in processes]
+    finally:
+        for process, _ in processes:
+            process.kill()
+            process.join()
+
+
+def _on_core(core: int, work: Any, barrier: Any, connection: Any) -> None:
+    os.sched_setaffinity(0, {core})
+    cpu_utils.tune_allocator()
+    cpu_utils.set_thread_environment(1)
+    cpu_utils.set_torch_threads(1)
+    connection.send(work(lambda: barrier.wait(START_SECONDS)))
+
+
+def times_of(work: Callable[[], Any], together: Callable[[], Any], seconds: float) -> list[float]:
+    """Seconds of each of as many calls as fit, and of two at least; the first is not counted."""
+    work()
+    together()
+    found: list[float] = []
+    while len(found) < 2 or sum(found) < seconds:
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def make_trainer(network: str, algorithm: str, envs: int, n_steps: int) -> Trainer:
+    from src.config_file import build_config
+    from src.distributed import Communicator
+    from src.trainer import Trainer
+
+    training: dict[str, Any] = {"n_steps": n_steps, "n_epochs": 1, "batch_size": None}
+    if algorithm != "ppo":
+        training["normalize_advantages"] = False
+    config = build_config(
+        {
+            "algorithm": algorithm,
+            "env": {"id": GAME, "num_envs": envs},
+            "model": {"architecture": network},
+            "training": training,
+        },
+        "cluster_scaling",
+    )
+    return Trainer(config, Communicator(), 1, lambda: None)
+
+
+def network_pieces(network: str, seconds: float, together: Callable[[], Any]) -> dict[str, Any]:
+    """In one process: the pieces of a network."""
+    act: dict[int, float] = {}
+    learn: dict[str, dict[int, float]] = {}
+    rest: dict[str, float] = {}
+    for envs in ACT_SIZES:
+        trainer = make_trainer(network, "ppo", envs, STEPS)
+        times = times_of(partial(trainer.collector.collect, trainer.part, 0), together, seconds)
+        act[envs] = statistics.mean(times) / STEPS
+        trainer.close()
+    trainer = make_trainer(network, "ppo", ENVS, STEPS)
+    trainer.iterate(0.0)
+    learn["ppo"], noise = ppo_steps(trainer, together, seconds)
+    learn["a2c"], learn["impala"] = {}, {}
+    trainer.close()
+    for columns in COLUMNS:
+        for algorithm in ("a2c", "impala"):
+            trainer = make_trainer(network, algorithm, columns, STEPS)
+            times = update_times(trainer, together, seconds)
+            learn[algorithm][columns * STEPS] = statistics.mean(times)
+            if columns == COLUMNS[1]:
+                rest[algorithm] = rest_of(trainer, statistics.mean(times), together, seconds)
+            trainer.close()
+    return {
+        "parameters": len(trainer.learner.parameters),
+        "act": act,
+        "learn": learn,
+        "rest": {**rest, "ppo": rest["a2c"]},
+        "late_bytes": late_bytes(trainer),
+        "noise": noise,
+        "microbatch": trainer.microbatch_size,
+    }
+
+
+def iteration_seconds(network: str, seconds: float, together: Callable[[], Any]) -> float:
+    """In one process: collecting a rollout and learning from it once."""
+    trainer = make_trainer(network, "ppo", ENVS, STEPS)
+    times = times_of(partial(trainer.iterate, 0.0), together, 2 * seconds)
+    trainer.close()
+    return statistics.median(times)
+
+
+def ppo_steps(
+    trainer: Trainer, together: Callable[[], Any], seconds: float
+) -> tuple[dict[int, float], float]:
+    """Samples -> seconds of an optimiser step on them; the relative spread of those of the size before the
+    largest."""
+    import numpy as np
+    import torch
+
+    from src.ppo import minibatch_loss
+
+    rollout, learner, training = trainer.rollout, trainer.learner, trainer.config.training
+    names = ("observations", "actions", "log_probs", "values", "advantages", "returns")
+    data = {name: torch.from_numpy(rollout.flat(name)) for name in names}
+    loss = partial(minibatch_loss, learner.model, data, training, 0.0, 1.0)
+    order = np.random.default_rng(1).permutation(rollout.num_samples)
+    learner.set_learning_rate(0.0)
+    found, spread = {}, 0.0
+    for size in (0, *LEARN_SIZES):
+        share = order[:size]
+        times = times_of(partial(learner.step, share, max(1, size), loss), together, seconds)
+        found[size] = statistics.mean(times)
+        if size == LEARN_SIZES[-2]:
+            spread = statistics.stdev(times) / statistics.mean(times)
+    return found, spread
+
+
+def update_times(trainer: Trainer, together: Callable[[], Any], seconds: float) -> list[float]:
+    """Seconds of the algorithm's update on a rollout of real frames."""
+    trainer.iterate(0.0)
+    work = partial(trainer.algorithm.update, trainer.learner, trainer.rollout, trainer.config, 1)
+    return times_of(work, together, seconds)
+
+
+def rest_of(trainer: Trainer, update: float, together: Callable[[], Any], seconds: float) -> float:
+    """Seconds for each row of a rollout that an iteration takes beside collecting and updating."""
+    collect = times_of(partial(trainer.collector.collect, trainer.part, 0), together, seconds)
+    whole = times_of(partial(trainer.iterate, 0.0), together, seconds)
+    return max(0.0, statistics.mean(whole) - statistics.mean(collect) - update) / STEPS
+
+
+def late_bytes(trainer: Trainer) -> int:
+    """Bytes of the bucket of a gradient that is complete last."""
+    from src.cluster_reduction import buckets_of
+
+    _, start, end = buckets_of([each.numel() for each in trainer.model.parameters()])[-1]
+    return 4 * (end - start)
+
+
+def machine_pieces(seconds: float, together: Callable[[], Any]) -> dict[str, Any]:
+    """In one process: shuffling the samples of several nodes, and adding vectors."""
+    import torch
+
+    from src.distributed import Communicator
+    from src.seeding import minibatch_permutation
+
+    communicator = Communicator()
+    communicator.world_size, communicator.num_nodes = 2, 2
+
+    def index(total: int) -> None:
+        order = minibatch_permutation(1, 1, 1, total)
+        for start in range(0, total, total // 8):
+            communicator.share(order[start : start + total // 8], 16)
+
+    indexed = {
+        total: statistics.mean(times_of(partial(index, total), together, seconds)) for total in INDEX_SIZES
+    }
+    one, other = torch.zeros(2**24), torch.zeros(2**24)  # 64 MB each
+    added = statistics.mean(times_of(partial(one.add_, other), together, seconds))
+    trainer = make_trainer("nature", "ppo", ENVS, STEPS)
+    state = trainer.collector.state()
+    trainer.close()
+    return {
+        "index_seconds": {0: 0.0, **indexed},
+        "memory_bandwidth": 4 * 2**24 / added,
+        "state_bytes": len(pickle.dumps(state)) / ENVS,
+    }

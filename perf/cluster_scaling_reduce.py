@@ -1,0 +1,210 @@
+"""How long gloo's all-reduce takes between ranks on hosts that links join.
+
+    python -m perf.cluster_scaling_reduce --rank 0 --size 2 --address ... --port ... --device ... --bytes ...
+
+is one rank. Before each all-reduce the ranks compute for a moment, as they do in training: what they send is
+in no cache any more, and the threads that send it have been asleep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perf.cluster_scaling_link import PROJECT, Hosts
+from perf.training_runs import environment
+from tests.cluster_runs import free_port
+
+if TYPE_CHECKING:
+    from src.distributed import GlooCommunicator
+
+NETWORK_THREAD = "gloo_tcp_loop"  # what the thread that gloo has for its sockets is called
+SMALL = 32  # bytes
+IN_A_ROW = 3  # short sums behind a piece of computing, as they come in training
+COMPUTE_SECONDS = 0.007
+LEAST, MOST = 6, 200  # repeats
+TRIMMED = 20  # one in so many, of the largest and of the smallest
+GATHERED = 1024  # bytes that a rank has for rank 0 after an update, about
+RANK_SECONDS = 120.0
+
+
+def all_reduce_times(
+    hosts: Hosts, per_host: int, sizes: Sequence[int], seconds: float, yielding: bool = False
+) -> dict[str, Any]:
+    """What `per_host` ranks on each host find: `all_reduce`, bytes -> seconds; `hidden`, bytes -> the share
+    that computing hides; `gather`, seconds; `connections`, open sockets of rank 0.
+
+    `seconds` is how long to repeat each. With `yielding` gloo's network threads have the lowest priority.
+    """
+    ranks, cores = len(hosts.names) * per_host, sorted(os.sched_getaffinity(0))
+    processes = []
+    place = (
+        "--size",
+        ranks,
+        "--address",
+        hosts.addresses[0],
+        "--port",
+        free_port(),
+        "--device",
+        hosts.device,
+    )
+    try:
+        for rank in range(ranks):
+            # More ranks than cores go where there is room at the moment.
+            pinned = ["taskset", "-c", cores[rank]] if ranks <= len(cores) else []
+            words = [*hosts.enter(rank // per_host), *pinned, sys.executable]
+            words += ["-m", "perf.cluster_scaling_reduce", "--rank", rank, *place, "--seconds", seconds]
+            words += ["--bytes", *sizes, *(["--yielding"] if yielding else [])]
+            processes.append(
+                subprocess.Popen(
+                    [str(word) for word in words],
+                    cwd=PROJECT,
+                    env={**environment(), "TORCH_CPP_LOG_LEVEL": "ERROR"},  # no host here has a name
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        outputs = [process.communicate(timeout=RANK_SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    if any(process.returncode for process in processes):
+        raise RuntimeError("a rank of an all-reduce failed")
+    found: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
+    found["all_reduce"] = {int(size): value for size, value in found["all_reduce"].items()}
+    return found
+
+
+def be_rank(arguments: argparse.Namespace) -> None:
+    """Measure with the other ranks; rank 0 prints what it found."""
+    os.environ["GLOO_SOCKET_IFNAME"] = arguments.device
+    import torch
+    import torch.distributed as dist
+
+    from src.distributed import GlooCommunicator
+
+    torch.set_num_threads(1)
+    rank, ranks = arguments.rank, arguments.size
+    store = dist.TCPStore(arguments.address, arguments.port, is_master=rank == 0, wait_for_workers=False)
+    communicator = GlooCommunicator(store, rank, ranks, RANK_SECONDS)
+    if arguments.yielding:
+        yield_network_threads()
+    compute = fixed_work(COMPUTE_SECONDS)
+    found: dict[str, Any] = {"all_reduce": {}, "hidden": {}}
+    for size in arguments.bytes:
+        message = torch.zeros(max(1, size // 4))
+        count = IN_A_ROW if size == SMALL else 1
+        work = partial(times, count, communicator.sum_, message)
+        found["all_reduce"][size] = alone = timed(compute, work, communicator, arguments.seconds) / count
+        if size != SMALL:
+            both = timed(compute, partial(overlapped, compute, message), communicator, arguments.seconds)
+            found["hidden"][size] = hidden_share(alone, timed(nothing, compute, communicator, 0.2), both)
+    found["gather"] = gather_seconds(communicator, arguments.seconds)
+    descriptors = Path("/proc/self/fd").iterdir()
+    found["connections"] = sum("socket:" in os.path.realpath(each) for each in descriptors)
+    if rank == 0:
+        print(json.dumps(found), flush=True)
+    communicator.barrier()
+    communicator.close()
+
+
+def yield_network_threads() -> None:
+    """Lower the priority of the threads that gloo's sockets have, as far as it goes."""
+    for thread in Path("/proc/self/task").iterdir():
+        if (thread / "comm").read_text().strip() == NETWORK_THREAD:
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
+
+
+def fixed_work(seconds: float) -> Callable[[], None]:
+    """Work of always the same amount, which takes about so long."""
+    import torch
+
+    matrix = torch.rand(512, 512)
+    start = time.perf_counter()
+    for _ in range(10):
+        torch.mm(matrix, matrix)
+    count = max(1, round(seconds / ((time.perf_counter() - start) / 10)))
+    return partial(times, count, torch.mm, matrix, matrix)
+
+
+def times(count: int, work: Callable[..., Any], *arguments: Any) -> None:
+    for _ in range(count):
+        work(*arguments)
+
+
+def nothing() -> None:
+    pass
+
+
+def overlapped(compute: Callable[[], None], message: Any) -> None:
+    """An all-reduce during which this rank computes."""
+    import torch.distributed as dist
+
+    going = dist.all_reduce(message, async_op=True)
+    compute()
+    going.wait()
+
+
+def hidden_share(alone: float, compute: float, both: float) -> float:
+    """How much of what could be hidden of an all-reduce behind computing was hidden, 0 to 1."""
+    return min(1.0, max(0.0, (alone + compute - both) / min(alone, compute)))
+
+
+def timed(
+    compute: Callable[[], None], work: Callable[[], None], communicator: GlooCommunicator, seconds: float
+) -> float:
+    """Seconds of `work` behind `compute`, of the rank that comes to it last; the mean over repeats that take
+    about `seconds`, the largest and smallest of them not counted."""
+    import torch
+
+    def once() -> float:
+        compute()
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    found = [once() for _ in range(LEAST)]
+    (mean,) = communicator.sum_floats([sum(found[1:]) / (LEAST - 1) / communicator.world_size])
+    repeats = max(LEAST, min(MOST, int(seconds / (mean + COMPUTE_SECONDS))))
+    found = [once() for _ in range(repeats)]
+    table = torch.zeros(communicator.world_size, repeats)
+    table[communicator.rank] = torch.tensor(found)
+    last, _ = communicator.sum_(table).min(dim=0)
+    kept = sorted(last.tolist())[repeats // TRIMMED : repeats - repeats // TRIMMED]
+    return statistics.mean(kept)
+
+
+def gather_seconds(communicator: GlooCommunicator, seconds: float) -> float:
+    """Of rank 0, which takes in a short value of every rank."""
+    value, found = bytes(GATHERED), []
+    end = time.perf_counter() + seconds
+    while communicator.from_main(float(time.perf_counter() < end)):
+        start = time.perf_counter()
+        communicator.gather(value)
+        found.append(time.perf_counter() - start)
+    return communicator.from_main(statistics.median(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    for name, kind in (("rank", int), ("size", int), ("port", int), ("seconds", float)):
+        parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--bytes", nargs="+", type=int, required=True)
+    parser.add_argument("--yielding", action="store_true", help="gloo's network threads yield to all others")
+    be_rank(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""cluster_scaling.md and the picture: what was measured, what is computed from it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from perf.cluster_scaling_data import NAME, YIELDING, Data, link_name
+from perf.cluster_scaling_figure import draw
+from perf.cluster_scaling_grid import COSTS, HALF, KINDS, LINKS, NODES, Grid, costs, first_below
+from perf.cluster_scaling_ring import link_hop, ring_parts
+from src.cpu_utils import describe_machine
+from src.record import describe_software
+
+ALLOWED = 0.15  # by which a prediction may miss a measurement
+SHOWN_LINKS = (LINKS[0], LINKS[-1])
+SHARES_AT = (8, 32, 128)  # nodes
+
+
+def report(folder: Path, data: Data) -> dict[str, Any]:
+    """Write both into `folder`; returns the predictions, for cluster_scaling.json."""
+    grid = Grid(data)
+    rows = grid.rows()
+    parts = [
+        check_text(data),
+        pieces_text(data),
+        links_text(data),
+        ranks_text(data),
+        predictions_text(rows),
+        binding_text(rows),
+        shares_text(grid),
+        remedies_text(grid),
+    ]
+    machine, software = describe_machine(), describe_software()
+    foot = (
+        f"{machine['cpu_model']}, {machine['usable_cores']} usable cores, {machine['ram_gb']:.0f} GB; "
+        f"torch {software['torch']}"
+    )
+    text = "\n\n".join(["# Scaling over nodes", *(each for each in parts if each), foot])
+    (folder / f"{NAME}.md").write_text(text + "\n", encoding="utf-8")
+    draw(grid, folder / f"{NAME}.png")
+    print(f"\n{parts[0]}\n\nwritten to {folder / NAME}.md, .json and .png")
+    return {"predictions": rows}
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f}"
+
+
+def check_text(data: Data) -> str:
+    """Measured training of two hosts beside its prediction."""
+    if "check" not in data.content:
+        return "Nothing was checked: run --only check."
+    rows, errors = [], []
+    for each in data.part("check"):
+        error = each["predicted_fps"] / each["measured_fps"] - 1
+        errors.append(abs(error))
+        fps = f"{each['predicted_fps']:,.0f}", f"{each['measured_fps']:,.0f}"
+        rows.append((each["case"], each["link"], *fps, f"{error:+.0%}"))
+    within = sum(error <= ALLOWED for error in errors)
+    return "\n\n".join(
+        [
+            "## Measured: two hosts with a core each, and what the model says of them",
+            table(("training", "link", "computed, timesteps/s", "measured", "error"), rows),
+            f"{within} of {len(rows)} within {ALLOWED:.0%}; median of the errors "
+            f"{statistics.median(errors):.0%}, largest {max(errors):.0%}.",
+        ]
+    )
+
+
+def pieces_text(data: Data) -> str:
+    """Measured pieces of computing."""
+    rows = []
+    for network in data.networks:
+        pieces = data.computing(network)
+        envs, samples = max(pieces.act), max(pieces.learn["ppo"])
+        rows.append(
+            (
+                network,
+                f"{pieces.parameters:,}",
+                milliseconds(pieces.act[envs] / envs),
+                milliseconds(pieces.learn["ppo"][samples] / samples),
+                milliseconds(
+                    pieces.learn["impala"][max(pieces.learn["impala"])] / max(pieces.learn["impala"])
+                ),
+                milliseconds(pieces.learn["ppo"][0]),
+                f"{pieces.beta:.1%}",
+                f"{pieces.noise:.1%}",
+            )
+        )
+    heads = (
+        "network", "parameters", "act, ms a timestep", "PPO learns, ms a timestep", "IMPALA learns",
+        "optimiser alone, ms", "a further busy core costs", "spread of equal steps",
+    )  # fmt: skip
+    machine = data.machine()
+    index = max(machine.index_seconds)
+    return "\n\n".join(
+        [
+            "## Measured: a core, all cores busy",
+            table(heads, rows),
+            f"Shuffling {index:,} timesteps takes {1e3 * machine.index_seconds[index]:.0f} ms in every rank, "
+            f"each further rank {1e3 * machine.gather_seconds:.2f} ms of rank 0 an update, a snapshot "
+            f"{data.state_bytes / 1e3:.0f} kB an environment. Vectors are added at "
+            f"{machine.memory_bandwidth / 1e9:.1f} GB/s by a core.",
+        ]
+    )
+
+
+def links_text(data: Data) -> str:
+    """Measured all-reduces between two hosts, and what the wire and the software's own time come to."""
+    wire, rows = data.machine().wire, []
+    for name, times in data.links.items():
+        if name.endswith(YIELDING):
+            continue
+        for size, seconds in sorted(times.items()):
+            hop = link_hop(wire, *parse_link(name)) if name != link_name(inf, 0) else wire
+            computed = sum(ring_parts(size, 2, 1, hop, wire).values())
+            cells = milliseconds(seconds), milliseconds(computed), f"{computed / seconds - 1:+.0%}"
+            rows.append((name, f"{size:,}", *cells))
+    return "\n\n".join(
+        [
+            "## Measured: all-reduce between two hosts",
+            table(("link, delay one way", "bytes", "measured, ms", "computed, ms", "error"), rows),
+            "Computed from the first link, which nothing limits, and from the rate and the delay.",
+        ]
+    )
+
+
+def parse_link(name: str) -> tuple[float, float]:
+    """The rate in bits per second and the delay in seconds that `link_name` has named."""
+    rate, _, delay = name.partition(" + ")
+    number, unit = rate.split()
+    return float(number) * {"Gb/s": 1e9, "Mb/s": 1e6}[unit], float(delay.removesuffix(" ms") or 0) / 1e3
+
+
+def ranks_text(data: Data) -> str:
+    """Measured all-reduces between more and more ranks."""
+    rows = []
+    places = (
+        ("here", "one host", False),
+        (f"here, {YIELDING}", f"one host, {YIELDING}", True),
+        ("apart", "a host each, 1 Gb/s", False),
+    )
+    for where, title, yielding in places:
+        machine = data.machine(yielding)
+        hop = link_hop(machine.wire, 1e9, 0.0)
+        for count, found in data.ranks(where).items():
+            nodes = count if where == "apart" else 1
+            for size, seconds in sorted(found["all_reduce"].items()):
+                computed = sum(ring_parts(size, nodes, count // nodes, hop, machine.local).values())
+                cells = milliseconds(seconds), milliseconds(computed), found["connections"]
+                rows.append((title, count, f"{size:,}", *cells))
+    return "\n\n".join(
+        [
+            "## Measured: all-reduce between more ranks, on the same cores",
+            table(("where", "ranks", "bytes", "measured, ms", "computed, ms", "open sockets of rank 0"), rows),
+        ]
+    )
+
+
+def predictions_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Timesteps per second and efficiency of clusters, for the best and the worst link."""
+    texts = ["## Computed: timesteps per second, and efficiency against as many cores alone"]
+    groups: dict[tuple[str, str, str], dict[int, dict[int, str]]] = {}
+    shown = {link_name(*link) for link in SHOWN_LINKS}
+    for row in rows:
+        if row["link"] in shown:
+            cells = groups.setdefault((row["kind"], row["network"], row["link"]), {})
+            text = f"{row['fps']:,.0f} ({row['efficiency']:.0%})"
+            cells.setdefault(row["nodes"], {})[row["cores"]] = text
+    for (kind, network, link), cells in groups.items():
+        heads = ["nodes", *(f"{cores} cores" for cores in next(iter(cells.values())))]
+        lines = [(nodes, *by_cores.values()) for nodes, by_cores in cells.items()]
+        texts.append(f"### {kind}, {network} network, {link}\n\n{table(heads, lines)}")
+    return "\n\n".join(texts)
+
+
+def binding_text(rows: Sequence[dict[str, Any]]) -> str:
+    """From how many nodes on less than half of the cores' time gains something, and what costs most there."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in ("kind", "network", "link", "cores")), []).append(row)
+    lines = []
+    for key, group in groups.items():
+        below = first_below([(each["nodes"], each["efficiency"]) for each in group], HALF)
+        at = next((each for each in group if each["nodes"] == below), group[-1])
+        where = f"{below}" if below else f"not up to {NODES[-1]}"
+        lines.append((*key, where, at["largest_cost"]))
+    heads = ("what", "network", "link", "cores of a node", "below half from nodes", "what costs most there")
+    return f"## Computed: where more nodes gain less than half of what they cost\n\n{table(heads, lines)}"
+
+
+def shares_text(grid: Grid) -> str:
+    """What an update's time goes to, for nodes of 32 cores on the best link."""
+    lines = []
+    for kind in KINDS:
+        for network in grid.data.networks:
+            for nodes in SHARES_AT:
+                prediction = grid.predict(kind, network, nodes, 32, grid.link(*SHOWN_LINKS[0]))
+                found = costs(prediction, grid.ideal_learn(kind, network))
+                shares = [f"{found[name] / prediction.seconds:.0%}" for name in COSTS]
+                useful = 1 - sum(found.values()) / prediction.seconds
+                lines.append((kind, network, nodes, f"{prediction.seconds:.2f}", f"{useful:.0%}", *shares))
+    heads = ("what", "network", "nodes", "an update, s", "acting and learning", *COSTS.values())
+    title = f"## Computed: what an update goes to, nodes of 32 cores, {link_name(*SHOWN_LINKS[0])}"
+    return f"{title}\n\n{table(heads, lines)}"
+
+
+def remedies_text(grid: Grid) -> str:
+    """What would help, for some clusters."""
+    texts = ["## Computed: what would help, 32 nodes of 32 cores"]
+    for link in SHOWN_LINKS:
+        columns = {}
+        for kind in KINDS:
+            for network in grid.data.networks:
+                columns[f"{kind}, {network}"] = grid.remedies(kind, network, 32, 32, *link)
+        names = dict.fromkeys(name for found in columns.values() for name in found)
+        lines = [
+            (name, *(f"{found[name]:,.0f}" if name in found else "" for found in columns.values()))
+            for name in names
+        ]
+        texts.append(f"### {link_name(*link)}\n\n{table(('timesteps/s', *columns), lines)}")
+    return "\n\n".join(texts)
