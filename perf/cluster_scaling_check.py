@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -102,6 +103,7 @@ CASES = (
     *(Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, rate, yielding=True) for rate in (FAST, GIGABIT)),
     Case("a2c", "nature", 16, 16, None, 1, GIGABIT, yielding=True),
 )  # fmt: skip
+KEY = ("case", "link")  # what tells rows apart
 QUICK_CASES = (CASES[1],)
 
 
@@ -112,8 +114,21 @@ def predict_case(case: Case, link: Hop, computing: Computing, machine: Machine) 
     )
 
 
-def run_case(case: Case, updates: int) -> Result:
-    """Train on two hosts with a core each; what rank 0 left."""
+def run_case(case: Case, updates: int) -> tuple[Result, float]:
+    """Train on two hosts with a core each; what rank 0 left, and how many cores other programs used."""
+    begun = time.perf_counter(), busy_seconds()
+    result = train_on_hosts(case, updates)
+    return result, (busy_seconds() - begun[1]) / (time.perf_counter() - begun[0])
+
+
+def busy_seconds() -> float:
+    """CPU seconds of everything on this machine since it started, but for this process and what it ended."""
+    whole = psutil.cpu_times()
+    own = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return float(whole.user + whole.nice + whole.system + whole.softirq) - own
+
+
+def train_on_hosts(case: Case, updates: int) -> Result:
     port = free_port()
     with hosts(NODES, case.rate, case.delay) as place, tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
@@ -178,7 +193,7 @@ def check(
     """Predict a case, then run it: both rates, and where an update's time was expected to go and went."""
     link = fit_hop(links[link_name(case.rate, case.delay, case.yielding)])
     prediction = predict_case(case, link, computing, machine)
-    result = run_case(case, updates_for(prediction, seconds))
+    result, others = run_case(case, updates_for(prediction, seconds))
     rows = result.rows[WARM:]
     phases = [name for name in rows[0] if name.startswith("profile/")]
     row = {
@@ -190,6 +205,7 @@ def check(
         "predicted_fps": prediction.fps,
         "measured_fps": statistics.median(row["time/fps"] for row in rows),
         "updates": len(rows),
+        "other_load": others,
         "predicted_parts": prediction.parts,
         "measured_phases": {
             name.removeprefix("profile/"): statistics.median(row[name] for row in rows) for name in phases
@@ -198,7 +214,8 @@ def check(
     error = row["predicted_fps"] / row["measured_fps"] - 1
     print(
         f"  {case.name:<52} {row['link']:<16} predicted {row['predicted_fps']:>7,.0f}, "
-        f"measured {row['measured_fps']:>7,.0f} timesteps/s ({error:+.0%})",
+        f"measured {row['measured_fps']:>7,.0f} timesteps/s ({error:+.0%}); "
+        f"others used {others:.2f} cores",
         file=sys.stderr,
         flush=True,
     )

@@ -50,8 +50,8 @@ def draw(grid: Grid, path: Path) -> None:
         figure.text(
             0.055,
             0.922,
-            f"{name} network on coinrun, 16 environments a core. Lines and bars are computed from what one machine "
-            "showed; points are measured.",
+            f"{name} network on coinrun, 16 environments a core. Lines and bars are computed from what one "
+            "machine showed; points are measured.",
             color=GREY,
         )
         figure.savefig(path, dpi=120)

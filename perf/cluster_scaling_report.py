@@ -161,7 +161,9 @@ def ranks_text(data: Data) -> str:
     return "\n\n".join(
         [
             "## Measured: all-reduce between more ranks, on the same cores",
-            table(("where", "ranks", "bytes", "measured, ms", "computed, ms", "open sockets of rank 0"), rows),
+            table(
+                ("where", "ranks", "bytes", "measured, ms", "computed, ms", "open sockets of rank 0"), rows
+            ),
         ]
     )
 

@@ -90,10 +90,14 @@ class ClusterCommunicator(GlooCommunicator):
                 try:
                     work.wait(timedelta(seconds=LOOK_SECONDS))
                     return
-                except RuntimeError as error:  # not yet done, or failed
+                except RuntimeError:  # not yet done, or failed
                     if work.is_completed():
-                        raise self.watch.agree(PeerLost(str(error).splitlines()[0])) from error
+                        break
                 self.watch.check()
+            try:
+                work.wait()  # it may have been done just when the time was over
+            except RuntimeError as error:
+                raise self.watch.agree(PeerLost(str(error).splitlines()[0])) from error
 
     def boundary(self, elapsed: float, signal_number: int) -> tuple[float, int]:
         asked = [float(signal_number == each) for each in SIGNALS]

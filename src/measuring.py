@@ -18,6 +18,7 @@ from typing import Any
 
 from src import cpu_utils
 from src.errors import RunError, UsageError
+from src.signals import StopSignal
 
 ANSWER_SECONDS = 120.0
 POLL_SECONDS = 0.1
@@ -56,7 +57,8 @@ class Measurers:
             for _ in range(self.count):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=serve, args=(*self.setup, theirs), daemon=True)
-                process.start()
+                with StopSignal.blocked():  # none is to end it before it can ignore them
+                    process.start()
                 theirs.close()
                 self.processes.append(process)
                 self.connections.append(ours)
@@ -122,8 +124,9 @@ class Measurers:
 
 def serve(bench: str, arguments: tuple[Any, ...], tune_allocator: bool, connection: Connection) -> None:
     """The body of a process that measures: it answers until the process that asks is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in StopSignal.SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the process that asks decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, StopSignal.SIGNALS)
     if tune_allocator:
         cpu_utils.tune_allocator()
     cpu_utils.set_thread_environment(1)

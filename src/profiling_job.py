@@ -34,7 +34,6 @@ class Progress:
 
     def __init__(self) -> None:
         self._next_line = 0.0
-        self._text = ""
         self._bar: tqdm[Any] | None = None
         if sys.stderr.isatty():
             tqdm.set_lock(threading.RLock())
@@ -42,7 +41,6 @@ class Progress:
 
     def show(self, share: float, text: str) -> None:
         """How far all is, from 0 to 1, and what goes on."""
-        self._text = text
         if self._bar is not None:
             self._bar.n = max(self._bar.n, min(1.0, share))
             self._bar.set_description_str(text, refresh=True)
@@ -101,9 +99,14 @@ def measure(
         )
         began, results = time.perf_counter(), []
         for number, (pair, config) in enumerate(configs.items()):
-            share = (1 + RUN_WEIGHT * number) / whole
-            progress.show(share, f"a short run of {' '.join(pair)}")
-            reached = try_out(profile, config, effort.run_seconds, stop, stop.check)
+            begun, share = time.monotonic(), (1 + RUN_WEIGHT * number) / whole
+
+            def show(pair: Pair = pair, begun: float = begun, share: float = share) -> None:
+                seconds = time.monotonic() - begun
+                progress.show(share, f"a short run of {' '.join(pair)}, {seconds:.0f} s")
+
+            show()
+            reached = try_out(profile, config, effort.run_seconds, stop, show)
             results.append(result_of(profile, config, reached))
         seconds = profile.duration_seconds + time.perf_counter() - began
     finally:

@@ -22,6 +22,7 @@ from src.config import Config
 from src.config_file import build_config, dump_config, read_config_file, set_value
 from src.errors import RunError
 from src.metrics import write_atomically, write_json
+from src.profiling_trials import IN_ITS_FOLDER
 from src.run_folder import RunFolder
 from src.study_process import Stop, describe_exit, run_logged
 from src.worker_process import Job, Link, module_of
@@ -120,8 +121,8 @@ def traced_config(config: Config) -> Config:
         updates = config.impala.max_policy_lag + 2 * TRACED_CALL
     data = config.model_dump()
     timesteps = updates * config.training.n_steps * config.env.num_envs
-    set_value(data, "training.total_timesteps", timesteps, "a traced run")
-    set_value(data, "training.duration_hours", None, "a traced run")
+    for key, value in {"training.total_timesteps": timesteps, **IN_ITS_FOLDER}.items():
+        set_value(data, key, value, "a traced run")
     return build_config(data, "a traced run")
 
 

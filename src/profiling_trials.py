@@ -20,8 +20,14 @@ from src.study_process import Stop, describe_exit, run_logged
 PROJECT = Path(__file__).resolve().parent.parent
 MIN_STEPS = 8
 MIN_UPDATES = {"a3c": 8}  # its rows count what all workers have done, whenever the first one writes one
-FULL_PIPELINE = 3  # updates, beside the policy lag, after which actors are no further ahead than later
+FULL_PIPELINE = 2  # updates, beside the policy lag, after which actors are no further ahead than later
 TIMEOUT_SECONDS = 300.0
+# What a run that is only measured does not have: another end, files elsewhere.
+IN_ITS_FOLDER: dict[str, None] = {
+    "training.duration_hours": None,
+    "logging.checkpoint_dir": None,
+    "logging.log_dir": None,
+}
 
 
 def warm_up(config: Config) -> int:
@@ -38,17 +44,15 @@ def short_run(config: Config, setup: Setup, seconds: float) -> Config:
     while steps > MIN_STEPS and steps * setup.num_envs * least > wanted:
         steps //= 2
     rollout = steps * setup.num_envs
+    minibatch = min(training.batch_size or rollout, rollout) if config.algorithm == "ppo" else None
     updates = max(least, round(wanted / rollout))
-    settings = {
+    settings: dict[str, int | None] = {
         **settings_of(setup, config),
         "training.n_steps": steps,
         "training.total_timesteps": rollout * (warm_up(config) + updates),
-        "training.duration_hours": None,
+        "training.batch_size": minibatch,
+        **IN_ITS_FOLDER,
     }
-    if config.algorithm == "ppo":
-        settings["training.batch_size"] = min(training.batch_size or rollout, rollout)
-    elif config.has_actors:
-        settings["training.batch_size"] = None
     for key, value in settings.items():
         set_value(data, key, value, "a short run")
     return build_config(data, "a short run")

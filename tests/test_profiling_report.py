@@ -55,11 +55,19 @@ def test_a_short_run_is_the_recommended_one_with_shorter_rollouts() -> None:
     assert (short.env.num_envs, short.training.duration_hours) == (32, None)
 
 
+def test_a_short_run_leaves_nothing_outside_its_folder() -> None:
+    elsewhere = {"checkpoint_dir": "/elsewhere", "log_dir": "/elsewhere"}
+    config = configured("a2c", training={"batch_size": 128 * 32, "duration_hours": 8.0}, logging=elsewhere)
+    short = short_run(config, setup(processes=1, predicted_fps=100.0), 1.0)
+    assert (short.logging.checkpoint_dir, short.logging.log_dir) == (None, None)
+    assert (short.training.batch_size, short.training.duration_hours) == (None, None)
+
+
 def test_a_short_run_of_actors_leaves_out_the_updates_until_they_are_ahead() -> None:
     config = configured("impala", "parallel", training={"n_steps": 16}, impala={"max_policy_lag": 1})
     short = short_run(config, setup(learners=1, predicted_fps=512.0), 4.0)
     assert short.training.n_steps == 16
-    assert short.training.total_timesteps == 512 * (1 + 3 + 4)
+    assert short.training.total_timesteps == 512 * (1 + 2 + 4)
 
 
 def test_the_speed_of_a_short_run_is_that_after_its_first_update(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 from src import cpu_utils
 from src.cli import main as train
 from src.config_file import build_config, read_config_file
+from src.procgen_games import GAMES
 from src.profiling import FOLDER_VARIABLE, read_profile
-from src.profiling_cli import main
+from src.profiling_cli import main, make_parser
+from src.profiling_request import configurations, environments, selected_pairs
 from tests import image_env, runs
 
 NETWORK = ("--set", "model.impala_channels=[4]", "--set", "model.hidden_size=8")
@@ -127,6 +130,33 @@ def test_wrong_flags_are_one_line_before_anything_is_measured(
     assert words in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_environment_is_that_of_the_limits_and_all_means_every_game() -> None:
+    def ids(*names: str) -> list[str]:
+        arguments = make_parser().parse_args(["--env", *names, "--algorithms", "ppo"])
+        configs = configurations(selected_pairs(arguments), arguments)
+        return [each.id for each in environments(configs["ppo", "parallel"], arguments.env)]
+
+    assert ids("maze", "coinrun", "maze") == ["procgen-maze-v0", "procgen-coinrun-v0"]
+    assert ids("all")[0] == "procgen-coinrun-v0"  # the configurations'
+    assert sorted(ids("all")) == [f"procgen-{game}-v0" for game in GAMES]
+
+
+def test_a_signal_ends_the_measurement_and_every_process(tmp_path: Path) -> None:
+    environment = {**os.environ, FOLDER_VARIABLE: str(tmp_path / "profiles"), LOCK: str(tmp_path / "lock")}
+    process = runs.start("profile_cpu.py", *SMALL, env={**environment, "RUN": str(tmp_path)})
+    try:
+        assert process.stdout is not None
+        assert "starting a process for each core" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert error == "interrupted: nothing was written\n"
+    assert not (tmp_path / "profiles").exists()
+    assert runs.processes_of(tmp_path) == []
 
 
 def test_reusing_needs_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
