@@ -50,7 +50,6 @@ help:  ## this list
 	@echo "  CHECKPOINT  checkpoint to evaluate (the newest *_final.pt)"
 	@echo "  LOG_FILE    metrics.jsonl to plot (the newest)"
 	@echo "  RUNS        folders of runs or studies to compare (the newest study)"
-	@echo "  JOBS        tests at a time (3)"
 	@echo "  ARGS        further flags, passed on: all but help, install, lint, clean"
 
 # --- Setting up ---------------------------------------------------------------------------------------------
@@ -186,9 +185,8 @@ peers: $(READY)  ## measure this project against other libraries (docs/peers.md)
 
 # --- Looking after the code ---------------------------------------------------------------------------------
 
-# Most tests wait for processes most of the time, so more of them run at once than there may be cores.
-test: $(READY)  ## run all tests, JOBS (3) at a time
-	@$(PY) -m pytest -n $(or $(JOBS),3) --dist loadfile $(ARGS)
+test: $(READY)  ## run all tests
+	@$(PY) -m pytest $(ARGS)
 
 lint: $(READY)  ## check style and types
 	@$(PY) -m ruff check .
