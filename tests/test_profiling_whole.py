@@ -145,7 +145,8 @@ def test_the_first_environment_is_that_of_the_limits_and_all_means_every_game() 
 
 def test_a_signal_ends_the_measurement_and_every_process(tmp_path: Path) -> None:
     environment = {**os.environ, FOLDER_VARIABLE: str(tmp_path / "profiles"), LOCK: str(tmp_path / "lock")}
-    process = runs.start("profile_cpu.py", *SMALL, env={**environment, "RUN": str(tmp_path)})
+    flags = (*SMALL, "--quick", "--algorithms", "a2c", "--modes", "sequential")
+    process = runs.start("profile_cpu.py", *flags, env={**environment, "RUN": str(tmp_path)})
     try:
         assert process.stdout is not None
         assert "starting a process for each core" in process.stdout.readline()
