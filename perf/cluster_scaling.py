@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from math import inf
@@ -47,10 +48,10 @@ LINKS = (
 )
 QUICK_LINKS = ((inf, 0.0), (1e9, 0.0), (1e9, 1e-3))
 YIELDING_LINKS = ((inf, 0.0), (1e10, 0.0), (1e9, 0.0))
-SIZES = (SMALL, 262_144, 1_369_792, 2_505_024)  # the last two: the gradients of the two networks
+SIZES = (SMALL, 1_369_792, 2_505_024)  # a few numbers, the gradients of the two networks
 ENDS = (SIZES[0], SIZES[-1])
 RANKS = (2, 4, 8, 16)
-LINK_SECONDS, RUN_SECONDS = 0.7, 7.0
+LINK_SECONDS, RUN_SECONDS = 0.6, 7.0
 
 
 def measure_compute(quick: bool) -> dict[str, Any]:
@@ -119,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit("perf.cluster_scaling: links and check need root, for network namespaces; see --only")
     from perf.cluster_scaling_report import report
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # namespaces are removed then
     work: dict[str, Callable[[], dict[str, Any]]] = {
         "compute": lambda: measure_compute(options.quick),
         "links": lambda: measure_links(options.quick),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.cluster_scaling_model import Computing, Machine
-from perf.cluster_scaling_ring import Hop, Points, fit_hop
+from perf.cluster_scaling_ring import Points, Sharing, fit_hop
 from src.cpu_utils import describe_machine
 from src.metrics import write_json
 from src.record import describe_software
@@ -60,8 +60,13 @@ class Data:
     def networks(self) -> tuple[str, ...]:
         return tuple(self.part("compute")["networks"])
 
+    def thread_efficiency(self, network: str) -> float:
+        """What each of two threads of a process is worth, 1 being a process of one thread that is alone."""
+        return float(self.part("compute")["networks"][network]["thread_efficiency"])
+
     def computing(self, network: str) -> Computing:
         measured = dict(self.part("compute")["networks"][network])
+        del measured["thread_efficiency"]
         measured["act"] = _points(measured["act"])
         measured["learn"] = {name: _points(each) for name, each in measured["learn"].items()}
         return Computing(**measured)
@@ -72,31 +77,22 @@ class Data:
         return float(self.part("compute")["machine"]["state_bytes"])
 
     def machine(self, yielding: bool = False) -> Machine:
-        """What the model takes of a node; see `fit_local`. With `yielding` as measured with gloo's network
-        threads at the lowest priority."""
+        """What the model takes of a node; with `yielding` as measured with gloo's network threads at the
+        lowest priority. Hops are those of two ranks, which have a core each."""
         compute = self.part("compute")
         measured = compute["machine"]
         here = self.ranks(f"here, {YIELDING}" if yielding else "here")
         hidden = self.part("links")[link_name(1e9, 0.0, yielding)]["hidden"]
         return Machine(
-            local=fit_local(here),
+            local=fit_hop(here[min(here)]["all_reduce"]),
             wire=fit_hop(self.links[link_name(inf, 0.0, yielding)]),
-            memory_bandwidth=measured["memory_bandwidth"],
+            undisturbed=fit_hop(self.links[link_name(inf, 0.0, True)]).latency,
+            sharing=Sharing(**measured["sharing"]),
             gather_seconds=slope({count: each["gather"] for count, each in here.items()}),
             index_seconds=_points(measured["index_seconds"]),
             hidden_share=statistics.mean(hidden.values()),
             measured_cores=compute["cores"],
         )
-
-
-def fit_local(here: Mapping[int, Mapping[str, Any]]) -> Hop:
-    """The hop between two processes of this machine, from all-reduces between 2, 4, ... of them.
-
-    The latency is the mean over these of a short all-reduce's time by its 2 (ranks - 1) hops; the bandwidth
-    is that of two ranks, who have a core each.
-    """
-    hops = [each["all_reduce"][min(each["all_reduce"])] / (2 * (count - 1)) for count, each in here.items()]
-    return Hop(statistics.mean(hops), fit_hop(here[min(here)]["all_reduce"]).bandwidth)
 
 
 def slope(points: Points) -> float:

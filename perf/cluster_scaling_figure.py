@@ -1,33 +1,48 @@
-"""The picture of SCALING.md: computed lines, measured points."""
+"""The picture of SCALING.md: lines and bars are computed, points are measured."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perf.cluster_scaling_data import link_name
-from perf.cluster_scaling_grid import A2C, COSTS, GROWING, IMPALA, LINKS, NODES, Grid, costs
+from perf.cluster_scaling_grid import (
+    A2C,
+    AS_IT_IS,
+    COSTS,
+    GROWING,
+    IMPALA,
+    LINKS,
+    NODES,
+    TOGETHER,
+    Grid,
+    costs,
+)
 from perf.cluster_scaling_ring import hierarchical_parts, link_hop, ring_parts
-from src.figures import BLUE, GREY, INK, STYLE, VERMILION
+from src.figures import BLUE, GREEN, GREY, INK, STYLE, VERMILION, count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZES = (8, 64)  # cores of the nodes that have lines
+SMALL_NODE, LARGE_NODE = 8, 64  # cores
 BEST, WORST = LINKS[0], LINKS[-1]
-SHADES = {
-    "useful": "#0072B2",
-    "uneven": "#9AC7E4",
-    "small shares": "#C9E0F0",
-    "latency, node": "#D55E00",
-    "latency, network": "#F0A36B",
-    "bytes": "#E69F00",
-    "shuffling": "#009E73",
-    "gathering": "#7F7F7F",
-    "snapshots": "#BFBFBF",
-}
+GIGABIT = 1e9
 BAND = 0.15
 RANKS = tuple(2**power for power in range(1, 14))
+USEFUL = "acting and learning"
+SHADES = {
+    USEFUL: BLUE,
+    "crowd": "#8CB9DC",
+    "small shares": "#BCD6EA",
+    "uneven": "#DDE9F3",
+    "latency, node": VERMILION,
+    "latency, network": "#EBA06B",
+    "bytes": "#F3CDB0",
+    "shuffling": GREEN,
+    "gathering": "#7F7F7F",
+    "snapshots": "#B5B5B5",
+}
 
 
 def draw(grid: Grid, path: Path) -> None:
@@ -36,166 +51,179 @@ def draw(grid: Grid, path: Path) -> None:
     from matplotlib.figure import Figure
 
     network = grid.data.networks[-1]
+    name = {"impala": "IMPALA", "nature": "Nature"}[network]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(15, 9.6))
-        figure.subplots_adjust(left=0.055, right=0.975, bottom=0.07, top=0.86, wspace=0.26, hspace=0.42)
+        figure = Figure(figsize=(16, 10))
+        figure.subplots_adjust(left=0.06, right=0.975, bottom=0.07, top=0.855, wspace=0.25, hspace=0.42)
         axes = figure.subplots(2, 3)
         for panel, kind in zip(axes[0], (GROWING, A2C, IMPALA)):
             draw_speed(panel, grid, kind, network)
         draw_reductions(axes[1][0], grid)
         draw_shares(axes[1][1], grid, network)
         draw_check(axes[1][2], grid)
-        name = {"impala": "IMPALA", "nature": "Nature"}[network]
-        figure.text(0.055, 0.955, "Training over several nodes", fontsize=18, fontweight="bold", color=INK)
+        figure.text(0.06, 0.955, "Training over several nodes", fontsize=19, fontweight="bold", color=INK)
         figure.text(
-            0.055,
+            0.06,
             0.922,
-            f"{name} network on coinrun, 16 environments a core. Lines and bars are computed from what one "
-            "machine showed; points are measured.",
+            f"{name} network on coinrun, 16 environments a core. Lines and bars are computed from pieces "
+            "measured on one machine; points are measured.",
             color=GREY,
         )
         figure.savefig(path, dpi=120)
 
 
 def draw_speed(axes: Axes, grid: Grid, kind: str, network: str) -> None:
-    """Timesteps per second by nodes, for two sizes of nodes and two links."""
+    """Timesteps per second by nodes: small and large ones, two links, as it is and as it could be."""
     ideal = grid.ideal(kind, network)
-    nodes = (1, *NODES)
-    for cores in SIZES:
-        axes.plot(nodes, [ideal * cores * each for each in nodes], color="0.6", linewidth=1, linestyle=":")
-        for (rate, delay), colour in ((BEST, BLUE), (WORST, VERMILION)):
-            link = grid.link(rate, delay)
-            fps = [grid.predict(kind, network, each, cores, link).fps for each in nodes]
-            axes.plot(nodes, fps, color=colour, linewidth=2.2 if cores == SIZES[-1] else 1.3)
-            if (rate, delay) == BEST:
-                share = fps[-1] / (ideal * cores * nodes[-1])
-                text = f"{cores} cores a node: {share:.0%}"
-                axes.annotate(
-                    text,
-                    (nodes[-1], fps[-1]),
-                    (-4, 6),
-                    textcoords="offset points",
-                    ha="right",
-                    color=INK,
-                    fontsize=9,
-                )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(nodes, [str(each) for each in nodes])
-    axes.set_xlabel("nodes")
-    axes.set_ylabel("timesteps per second")
+    lines = ((BEST, AS_IT_IS, BLUE), (WORST, AS_IT_IS, VERMILION), (BEST, TOGETHER, GREEN))
+    for cores, width in ((SMALL_NODE, 1.2), (LARGE_NODE, 2.4)):
+        axes.plot(NODES, [ideal * cores * each for each in NODES], color="0.6", linewidth=1, linestyle=":")
+        for link, way, colour in lines:
+            fps = [grid.predict(kind, network, each, cores, *link, way).fps for each in NODES]
+            axes.plot(NODES, fps, color=colour, linewidth=width)
+            if cores == LARGE_NODE and link == BEST:
+                share = fps[-1] / (ideal * cores * NODES[-1])
+                note(axes, f"{share:.1%} of ideal", (NODES[-1], fps[-1]), colour, below=way is TOGETHER)
+    logarithmic(axes, NODES, "nodes", "timesteps per second")
     axes.set_title(kind, loc="left")
     if kind == GROWING:
         axes.plot([], [], color="0.6", linestyle=":", label="every core as fast as alone")
-        axes.plot([], [], color=BLUE, label=f"{link_name(*BEST)}")
-        axes.plot([], [], color=VERMILION, label=f"{link_name(*WORST)}")
-        axes.legend(frameon=False, fontsize=9, loc="upper left")
+        axes.plot([], [], color=GREEN, label=f"what could be built, {link_name(*BEST)}")
+        axes.plot([], [], color=BLUE, label=f"as it is, {link_name(*BEST)}")
+        axes.plot([], [], color=VERMILION, label=f"as it is, {link_name(*WORST)}")
+        axes.legend(frameon=False, fontsize=9.5, loc="upper left")
+        axes.set_ylim(top=axes.get_ylim()[1] * 12)
+    else:
+        axes.set_title(f"thick: {LARGE_NODE} cores a node, thin: {SMALL_NODE}", loc="right", fontsize=9.5)
 
 
 def draw_reductions(axes: Axes, grid: Grid) -> None:
     """Seconds of an all-reduce by ranks, of a short message and of a gradient."""
     data, machine = grid.data, grid.data.machine()
-    size = max(next(iter(data.links.values())))
-    link = link_hop(machine.wire, 1e9, 0.0)
-    short = [1e3 * sum(ring_parts(32, 1, each, link, machine.local).values()) for each in RANKS]
-    apart = [1e3 * sum(ring_parts(size, each, 1, link, machine.local).values()) for each in RANKS]
-    tree = [
-        1e3
-        * sum(
+    first = next(iter(data.links.values()))
+    short, size = min(first), max(first)
+    link = link_hop(machine.wire, machine.undisturbed, GIGABIT, 0.0)
+
+    def times(*parts: dict[str, float]) -> list[float]:
+        return [1e3 * sum(each.values()) for each in parts]
+
+    within = times(*(ring_parts(short, 1, each, link, machine.local) for each in RANKS))
+    apart = times(*(ring_parts(size, each, 1, link, machine.local) for each in RANKS))
+    nested = times(
+        *(
             hierarchical_parts(
-                size, max(1, each // 64), min(64, each), link, machine.local, machine.memory_bandwidth
-            ).values()
+                size,
+                max(1, each // LARGE_NODE),
+                min(LARGE_NODE, each),
+                link,
+                machine.local,
+                machine.sharing,
+            )
+            for each in RANKS
         )
-        for each in RANKS
-    ]
-    axes.plot(RANKS, short, color=BLUE)
-    axes.plot(RANKS, apart, color=VERMILION)
-    axes.plot(RANKS, tree, color="#009E73", linestyle="--")
-    here = data.ranks("here")
-    axes.plot(list(here), [1e3 * each["all_reduce"][32] for each in here.values()], "o", color=BLUE, zorder=3)
-    far = data.ranks("apart")
-    axes.plot(
-        list(far), [1e3 * each["all_reduce"][size] for each in far.values()], "s", color=VERMILION, zorder=3
     )
-    for text, series, colour in (
-        ("32 bytes, one node", short, BLUE),
-        (f"{size / 1e6:.1f} MB, a node each, 1 Gb/s", apart, VERMILION),
-        (f"{size / 1e6:.1f} MB if nodes of 64 summed first", tree, "#009E73"),
+    words = f"{size / 1e6:.1f} MB"
+    for text, where, bytes_, series, colour, marker in (
+        (f"{words}, a node each, 1 Gb/s", "apart", size, apart, VERMILION, "s"),
+        ("32 bytes, one node", "here", short, within, BLUE, "o"),
+        (f"{words}, summed within nodes of {LARGE_NODE} first", None, size, nested, GREEN, ""),
     ):
-        axes.annotate(
-            text,
-            (RANKS[-1], series[-1]),
-            (0, 5),
-            textcoords="offset points",
-            ha="right",
-            color=colour,
-            fontsize=9,
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(RANKS[::2], [f"{each:,}" for each in RANKS[::2]])
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("milliseconds")
+        axes.plot(RANKS, series, color=colour, label=text)
+        if where is not None:
+            found = data.ranks(where)
+            values = [1e3 * each["all_reduce"][bytes_] for each in found.values()]
+            axes.plot(list(found), values, marker, color=colour, markeredgecolor="white", markersize=8)
+    logarithmic(axes, RANKS[::2], "ranks", "milliseconds")
     axes.set_title("One all-reduce", loc="left")
+    axes.legend(frameon=False, fontsize=9.5, loc="upper left")
+    axes.set_ylim(top=axes.get_ylim()[1] * 10)
 
 
 def draw_shares(axes: Axes, grid: Grid, network: str) -> None:
-    """What an update of PPO goes to, by nodes of 64 cores."""
-    cores = SIZES[-1]
-    link = grid.link(*BEST)
-    bottoms = [0.0] * len(NODES)
-    stacks: dict[str, list[float]] = {"useful": [], **{name: [] for name in COSTS}}
+    """What an update of PPO goes to, by nodes of many cores."""
+    stacks: dict[str, list[float]] = {USEFUL: [], **{name: [] for name in SHADES if name != USEFUL}}
     for nodes in NODES:
-        prediction = grid.predict(GROWING, network, nodes, cores, link)
+        prediction = grid.predict(GROWING, network, nodes, LARGE_NODE, *BEST)
         found = costs(prediction, grid.ideal_learn(GROWING, network))
         for name, seconds in found.items():
             stacks[name].append(100 * seconds / prediction.seconds)
-        stacks["useful"].append(100 - sum(100 * each / prediction.seconds for each in found.values()))
+        stacks[USEFUL].append(100 * (1 - sum(found.values()) / prediction.seconds))
+    bottoms = [0.0] * len(NODES)
     for name, values in stacks.items():
-        if max(values) < 1:
-            continue
-        label = COSTS.get(name, "acting and learning")
-        axes.bar(range(len(NODES)), values, bottom=bottoms, color=SHADES[name], label=label, width=0.8)
+        label = COSTS.get(name, name) if max(values) >= 2 else None
+        axes.bar(range(len(NODES)), values, bottom=bottoms, color=SHADES[name], label=label, width=0.82)
         bottoms = [low + value for low, value in zip(bottoms, values)]
     axes.set_xticks(range(len(NODES)), [str(each) for each in NODES])
-    axes.set_xlabel(f"nodes of {cores} cores, {link_name(*BEST)}")
+    axes.set_xlabel(f"nodes of {LARGE_NODE} cores, {link_name(*BEST)}")
     axes.set_ylabel("% of an update")
-    axes.set_ylim(0, 100)
+    axes.set_ylim(0, 145)
+    axes.set_yticks(range(0, 101, 25))
     axes.grid(False)
-    axes.set_title("Where PPO's time goes", loc="left")
-    axes.legend(frameon=True, framealpha=0.9, edgecolor="none", fontsize=8.5, loc="lower left")
+    axes.set_title("Where PPO's time goes, as it is", loc="left")
+    axes.legend(frameon=False, fontsize=9.5, loc="upper center", ncols=2)
 
 
 def draw_check(axes: Axes, grid: Grid) -> None:
     """Computed against measured timesteps per second of two hosts with a core each."""
     rows: list[dict[str, Any]] = grid.data.content.get("check", [])
-    values = [each[name] for each in rows for name in ("measured_fps", "predicted_fps")]
-    if not values:
+    axes.set_title(f"Two hosts with a core each; band: ±{BAND:.0%}", loc="left")
+    if not rows:
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=GREY)
         return
-    low, high = min(values) / 1.4, max(values) * 1.4
-    axes.plot((low, high), (low, high), color="0.6", linewidth=1)
+    values = [each[name] for each in rows for name in ("measured_fps", "predicted_fps")]
+    ends = min(values) / 1.4, max(values) * 1.4
+    axes.plot(ends, ends, color="0.6", linewidth=1)
     axes.fill_between(
-        (low, high), (low * (1 - BAND), high * (1 - BAND)), (low * (1 + BAND), high * (1 + BAND)), color="0.9"
+        ends, [each / (1 + BAND) for each in ends], [each * (1 + BAND) for each in ends], color="0.9"
     )
-    for network, marker in (("nature", "o"), ("impala", "s")):
-        for rate, colour in ((True, VERMILION), (False, BLUE)):
+    for algorithm, marker in (("ppo", "o"), ("a2c", "^"), ("impala", "s")):
+        for slow, colour in ((True, VERMILION), (False, BLUE)):
             chosen = [
                 each
                 for each in rows
-                if each["network"] == network and each["link"].startswith("100 Mb/s") == rate
+                if each["algorithm"] == algorithm and each["link"].startswith("100 Mb/s") == slow
             ]
-            if chosen:
-                label = f"{network}, {'100 Mb/s' if rate else '1 or 10 Gb/s'}"
-                axes.plot(
-                    [each["measured_fps"] for each in chosen],
-                    [each["predicted_fps"] for each in chosen],
-                    marker, color=colour, label=label, markeredgecolor="white",
-                )  # fmt: skip
+            axes.plot(
+                [each["measured_fps"] for each in chosen],
+                [each["predicted_fps"] for each in chosen],
+                marker,
+                color=colour,
+                label=f"{algorithm.upper()}, {'100 Mb/s' if slow else '1 or 10 Gb/s'}",
+                markeredgecolor="white",
+                markersize=8,
+            )
+    ticks = (200, 500, 1000, 2000, 5000)
+    logarithmic(axes, ticks, "measured, timesteps per second", "computed")
+    axes.set_yticks(ticks, [f"{each:,}" for each in ticks])
+    axes.set_xlim(*ends)
+    axes.set_ylim(*ends)
+    axes.legend(frameon=False, fontsize=9.5, loc="upper left")
+
+
+def logarithmic(axes: Axes, ticks: Sequence[int], x: str, y: str) -> None:
+    """Both axes, with numbers that are written out."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, high)
-    axes.set_xlabel("measured, timesteps per second")
-    axes.set_ylabel("computed")
-    axes.set_title("Two hosts with a core each, ±15 %", loc="left")
-    axes.legend(frameon=False, fontsize=9, loc="upper left")
+    axes.set_xticks(ticks, [f"{each:,}" for each in ticks])
+    axes.yaxis.set_major_locator(LogLocator(numticks=12))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
+    axes.minorticks_off()
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def note(axes: Axes, text: str, place: tuple[float, float], colour: str, below: bool) -> None:
+    """Words at the right end of a line."""
+    offset = (0, -15) if below else (0, 7)
+    axes.annotate(
+        text,
+        place,
+        offset,
+        textcoords="offset points",
+        ha="right",
+        color=colour,
+        fontsize=9.5,
+        fontweight="bold",
+    )

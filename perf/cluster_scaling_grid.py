@@ -7,19 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perf.cluster_scaling_data import Data, link_name
-from perf.cluster_scaling_model import Options, Prediction, Workload, efficiency, ideal_fps, predict
-from perf.cluster_scaling_ring import Hop, link_hop
+from perf.cluster_scaling_model import Computing, Options, Prediction, Workload, ideal_fps, predict
+from perf.cluster_scaling_ring import Points, link_hop
 
-NODES = (2, 4, 8, 16, 32, 64, 128)
+NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 CORES = (8, 16, 32, 64)
 LINKS = ((1e10, 1e-4), (1e10, 1e-3), (1e9, 1e-4), (1e9, 1e-3))
 ENVS = 16  # of a core
 GROWING, FIXED, A2C, IMPALA = "PPO", "PPO, minibatches of 8,192", "A2C", "IMPALA"
 KINDS = (GROWING, FIXED, A2C, IMPALA)
 HALF = 0.5
-AS_IT_IS = Options()
-ALL = Options(hierarchical=True, small_sums=False, local_index=True)
-YIELD = "gloo's network threads yield"
+PLAIN = Options()
 
 # What an update's time goes to beside acting and learning.
 COSTS = {
@@ -27,6 +25,7 @@ COSTS = {
     "latency, node": "hops within nodes",
     "bytes": "bytes",
     "uneven": "waiting for the slowest",
+    "crowd": "cores that slow each other",
     "small shares": "small shares of a minibatch",
     "shuffling": "shuffling",
     "gathering": "taking in figures",
@@ -34,15 +33,61 @@ COSTS = {
 }
 
 
-def workload_of(kind: str, ranks: int) -> Workload:
-    """What every core does, in a cluster of any size. PPO's minibatches are an eighth of a rollout, or
-    of a fixed size."""
+@dataclass(frozen=True)
+class Way:
+    """How a cluster is used or built."""
+
+    name: str
+    options: Options = PLAIN
+    yielding: bool = False
+    """Whether gloo's network threads have the lowest priority."""
+    threads: int = 1
+    """Of a rank, which then has as many cores."""
+    rate: float = 1.0
+    delay: float = 1.0
+    """Of the network, as multiples of what it is."""
+
+
+AS_IT_IS = Way("as it is")
+TOGETHER = Way(
+    "the last four together", Options(hierarchical=True, small_sums=False, local_index=True), yielding=True
+)
+# What can be set or bought today; what would have to be written; all of the latter.
+WAYS = (
+    AS_IT_IS,
+    Way("cluster.compression=bf16", Options(compression=True)),
+    Way("cluster.overlap=true", Options(overlap=True)),
+    Way("ranks of two threads on two cores", threads=2),
+    Way("a network of ten times the rate", rate=10.0),
+    Way("a network of a tenth of the delay", delay=0.1),
+    Way("gloo's network threads yield", yielding=True),
+    Way("sums within nodes, then between nodes", Options(hierarchical=True)),
+    Way("no sums of their own for a minibatch's advantages", Options(small_sums=False)),
+    Way("each rank shuffles its own samples", Options(local_index=True)),
+    TOGETHER,
+)
+
+
+def workload_of(kind: str, ranks: int, envs: int = ENVS) -> Workload:
+    """What every rank does, in a cluster of any size. PPO's minibatches are an eighth of a rollout, or of a
+    fixed size."""
     if kind == A2C:
-        return Workload("a2c", ENVS, 16, None)
+        return Workload("a2c", envs, 16, None)
     if kind == IMPALA:
-        return Workload("impala", ENVS, 32, None)
-    batch = 8192 if kind == FIXED else ENVS * 128 * ranks // 8
-    return Workload("ppo", ENVS, 128, batch, 4)
+        return Workload("impala", envs, 32, None)
+    batch = 8192 if kind == FIXED else envs * 128 * ranks // 8
+    return Workload("ppo", envs, 128, batch, 4)
+
+
+def with_threads(computing: Computing, threads: int, efficiency: float) -> Computing:
+    """A rank of several threads, each worth `efficiency` of one that is alone."""
+    faster = threads * efficiency
+
+    def points(slow: Points) -> dict[int, float]:
+        return {size: seconds / faster for size, seconds in slow.items()}
+
+    learn = {name: points(each) for name, each in computing.learn.items()}
+    return replace(computing, act=points(computing.act), learn=learn)
 
 
 def costs(prediction: Prediction, ideal_learn: float) -> dict[str, float]:
@@ -67,90 +112,64 @@ def first_below(values: Sequence[tuple[int, float]], limit: float) -> int | None
 
 @dataclass(frozen=True)
 class Grid:
-    """The model with everything that was measured."""
+    """The model with everything that was measured. Rates in bits per second, delays in seconds one way."""
 
     data: Data
 
     def predict(
-        self,
-        kind: str,
-        network: str,
-        nodes: int,
-        cores: int,
-        link: Hop,
-        options: Options = AS_IT_IS,
-        yielding: bool = False,
+        self, kind: str, network: str, nodes: int, cores: int, rate: float, delay: float, way: Way = AS_IT_IS
     ) -> Prediction:
-        """An update of a cluster; `yielding`: gloo's network threads have the lowest priority."""
-        options = replace(options, state_bytes=0.0 if kind == IMPALA else self.data.state_bytes)
-        workload = workload_of(kind, nodes * cores)
-        computing, machine = self.data.computing(network), self.data.machine(yielding)
-        return predict(workload, nodes, cores, link, computing, machine, options)
-
-    def link(self, rate: float, delay: float, yielding: bool = False) -> Hop:
-        """A link of so many bits per second and seconds one way."""
-        return link_hop(self.data.machine(yielding).wire, rate, delay)
+        """An update of a cluster."""
+        state_bytes = 0.0 if kind == IMPALA else self.data.state_bytes
+        options = replace(way.options, state_bytes=state_bytes)
+        ranks = nodes * cores // way.threads
+        workload = workload_of(kind, ranks, ENVS * way.threads)
+        computing, machine = self.data.computing(network), self.data.machine(way.yielding)
+        if way.threads > 1:
+            computing = with_threads(computing, way.threads, self.data.thread_efficiency(network))
+        link = link_hop(machine.wire, machine.undisturbed, rate * way.rate, delay * way.delay)
+        return predict(workload, nodes, cores // way.threads, link, computing, machine, options, cores)
 
     def ideal_learn(self, kind: str, network: str) -> float:
         """Seconds that a core alone learns in an update."""
-        workload = replace(workload_of(kind, 1), batch_size=None)
-        machine = self.data.machine()
-        return predict(
-            workload, 1, 1, machine.local, self.data.computing(network), machine, busy_cores=1
-        ).parts["learn"]
+        workload, machine = replace(workload_of(kind, 1), batch_size=None), self.data.machine()
+        alone = predict(workload, 1, 1, machine.local, self.data.computing(network), machine, busy_cores=1)
+        return alone.parts["learn"]
 
     def ideal(self, kind: str, network: str) -> float:
         """Timesteps per second of a core alone."""
         return ideal_fps(workload_of(kind, 1), self.data.computing(network), self.data.machine())
 
+    def efficiency(self, prediction: Prediction, kind: str, network: str, cores: int) -> float:
+        """What each of so many cores brings, as a share of what one alone does."""
+        return prediction.fps / cores / self.ideal(kind, network)
+
     def row(
-        self, kind: str, network: str, nodes: int, cores: int, rate: float, delay: float
+        self, kind: str, network: str, nodes: int, cores: int, rate: float, delay: float, way: Way
     ) -> dict[str, Any]:
         """One cluster: FPS, efficiency, and the seconds of an update by what they go to."""
-        prediction = self.predict(kind, network, nodes, cores, self.link(rate, delay))
-        computing, machine = self.data.computing(network), self.data.machine()
-        ranks = nodes * cores
+        prediction = self.predict(kind, network, nodes, cores, rate, delay, way)
         return {
             "kind": kind,
             "network": network,
             "link": link_name(rate, delay),
+            "way": way.name,
             "nodes": nodes,
             "cores": cores,
             "fps": prediction.fps,
-            "efficiency": efficiency(prediction, workload_of(kind, ranks), ranks, computing, machine),
+            "efficiency": self.efficiency(prediction, kind, network, nodes * cores),
             "largest_cost": largest_cost(prediction, self.ideal_learn(kind, network)),
             "seconds": prediction.parts,
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """All clusters."""
+        """All clusters, as they are and with all that would help."""
         return [
-            self.row(kind, network, nodes, cores, rate, delay)
+            self.row(kind, network, nodes, cores, rate, delay, way)
             for kind in KINDS
             for network in self.data.networks
             for rate, delay in LINKS
+            for way in (AS_IT_IS, TOGETHER)
             for cores in CORES
             for nodes in NODES
         ]
-
-    def remedies(
-        self, kind: str, network: str, nodes: int, cores: int, rate: float, delay: float
-    ) -> dict[str, float]:
-        """What would help -> timesteps per second: each alone, then what has to be built all together."""
-        link, slower = self.link(rate, delay), self.link(rate, delay, yielding=True)
-        changes: dict[str, tuple[Hop, Options, bool]] = {
-            "as it is": (link, AS_IT_IS, False),
-            "cluster.compression=bf16": (link, Options(compression=True), False),
-            "cluster.overlap=true": (link, Options(overlap=True), False),
-            "a network of ten times the rate": (self.link(10 * rate, delay), AS_IT_IS, False),
-            "a network of a tenth of the delay": (self.link(rate, delay / 10), AS_IT_IS, False),
-            YIELD: (slower, AS_IT_IS, True),
-            "sums within nodes, then between nodes": (link, Options(hierarchical=True), False),
-            "no sums for a minibatch's advantages": (link, Options(small_sums=False), False),
-            "each rank shuffles its own samples": (link, Options(local_index=True), False),
-            "the last four together": (slower, ALL, True),
-        }
-        return {
-            name: self.predict(kind, network, nodes, cores, hop, options, yielding).fps
-            for name, (hop, options, yielding) in changes.items()
-        }

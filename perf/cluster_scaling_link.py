@@ -16,11 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.cluster_runs import call, missing_for_namespaces, remove_hosts
 
 PROJECT = Path(__file__).resolve().parent.parent
 LINK = "wire"  # the name of the device in every namespace
 NETWORK = "10.98.9"
+PREFIX = "rlcs"  # of the names of all that is made here; the number of the process follows
 
 START_SECONDS = 10.0
 
@@ -54,8 +57,9 @@ def hosts(count: int, rate: float, delay: float = 0.0) -> Iterator[Hosts]:
     """
     if delay and count != 2:
         raise ValueError(f"a delay is between two hosts, not {count}")
-    names = tuple(f"rlcs-{os.getpid()}-{number}" for number in range(count))
-    switch = f"rlcs-{os.getpid()}-switch"
+    remove_stale()
+    names = tuple(f"{PREFIX}-{os.getpid()}-{number}" for number in range(count))
+    switch = f"{PREFIX}-{os.getpid()}-switch"
     addresses = tuple(f"{NETWORK}.{number + 1}" for number in range(count))
     with contextlib.ExitStack() as stack:
         stack.callback(remove_hosts, (*names, switch))
@@ -70,6 +74,13 @@ def hosts(count: int, rate: float, delay: float = 0.0) -> Iterator[Hosts]:
             call("ip", "-n", name, "address", "add", f"{address}/24", "dev", LINK)
             call("ip", "-n", name, "link", "set", LINK, "up")
         yield Hosts(names, addresses, LINK)
+
+
+def remove_stale() -> None:
+    """Remove the namespaces of processes that were killed before they could."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    names = [line.split()[0] for line in listed.splitlines() if line.startswith(f"{PREFIX}-")]
+    remove_hosts(tuple(name for name in names if not psutil.pid_exists(int(name.split("-")[1]))))
 
 
 def this_machine(count: int) -> Hosts:
@@ -95,7 +106,7 @@ def _join_by_switch(switch: str, names: tuple[str, ...], rate: float) -> None:
 
 @contextlib.contextmanager
 def _joined_by_program(names: tuple[str, ...], rate: float, delay: float) -> Iterator[None]:
-    devices = [f"rlcs{os.getpid()}{letter}" for letter in "ab"]
+    devices = [f"{PREFIX}{os.getpid()}{letter}" for letter in "ab"]
     words = [sys.executable, "-m", "perf.cluster_scaling_cable", *devices]
     words += ["--rate", str(rate), "--delay", str(delay)]
     program = subprocess.Popen(words, cwd=PROJECT, stdout=subprocess.PIPE, text=True)

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
-from perf.cluster_scaling_ring import Hop, Points, add, hierarchical_parts, ring_parts
+from perf.cluster_scaling_ring import Hop, Points, Sharing, add, hierarchical_parts, ring_parts
 
 BACKWARD_SHARE = 2 / 3  # of forward and backward pass together
+BUSY = ("act", "learn", "rest", "crowd")  # the parts of an update in which a core computes
 SMALL_BYTES = 32  # of the sums of a few numbers that come between the gradients
 
 
@@ -25,8 +26,9 @@ class Machine:
     """Between two processes of one node."""
     wire: Hop
     """Between two nodes on a link that neither delays nor limits: what the software takes."""
-    memory_bandwidth: float
-    """Of a core that adds vectors in memory, all cores busy."""
+    undisturbed: float
+    """The latency of `wire` if gloo's threads never kept each other waiting."""
+    sharing: Sharing
     gather_seconds: float
     """For each rank whose figures rank 0 takes in."""
     index_seconds: Points
@@ -166,7 +168,7 @@ def sum_parts(
 ) -> dict[str, float]:
     """An all-reduce as it is done with these options."""
     if options.hierarchical:
-        return hierarchical_parts(size, nodes, per_node, network, machine.local, machine.memory_bandwidth)
+        return hierarchical_parts(size, nodes, per_node, network, machine.local, machine.sharing)
     return ring_parts(size, nodes, per_node, network, machine.local)
 
 
@@ -231,17 +233,18 @@ def predict(
     `busy_cores` is how many cores of a machine compute at the same time, `per_node` unless "nodes" share one.
     """
     ranks = nodes * per_node
-    cores = busy_cores or per_node
-    crowd = (1 + computing.beta * (cores - 1)) / (1 + computing.beta * (machine.measured_cores - 1))
+    alone = 1 / (1 + computing.beta * (machine.measured_cores - 1))  # of what was measured
+    slower = 1 + computing.beta * ((busy_cores or per_node) - 1)
     steps = computing.learn[workload.algorithm]
     count, total = minibatches(workload, ranks), workload.samples * ranks
-    share = (workload.batch_size or total) / ranks
-    one, most = interpolate(steps, share), interpolate(steps, largest_share(workload, nodes, per_node))
-    learn, uneven = crowd * count * one, crowd * count * (most - one)
-    act = crowd * workload.n_steps * interpolate(computing.act, workload.envs)
-    last = interpolate(steps, min(share, computing.microbatch)) - interpolate(steps, 0)
+    share, most = (workload.batch_size or total) / ranks, largest_share(workload, nodes, per_node)
+    act = alone * workload.n_steps * interpolate(computing.act, workload.envs)
+    learn = alone * count * interpolate(steps, share)
+    uneven = alone * count * (interpolate(steps, most) - interpolate(steps, share))
+    rest = alone * workload.n_steps * computing.rest[workload.algorithm]
+    last = alone * (interpolate(steps, min(share, computing.microbatch)) - interpolate(steps, 0))
     gradient = gradient_parts(
-        computing, machine, nodes, per_node, network, options, BACKWARD_SHARE * crowd * last
+        computing, machine, nodes, per_node, network, options, BACKWARD_SHARE * slower * last
     )
     small = sum_parts(SMALL_BYTES, nodes, per_node, network, machine, options)
     sums = {name: count * value for name, value in gradient.items()}
@@ -249,15 +252,16 @@ def predict(
     parts = {
         "act": act,
         "learn": learn,
-        "rest": crowd * workload.n_steps * computing.rest[workload.algorithm],
+        "rest": rest,
+        "crowd": (slower - 1) * (act + learn + rest),
         "shuffling": shuffling(workload, total, machine, options),
-        "uneven": math.hypot(uneven, noise * (learn + uneven)) + noise * act,
+        "uneven": slower * (math.hypot(uneven, noise * (learn + uneven)) + noise * act),
         **add(sums, small, small_sums(workload, nodes, ranks, options)),
         "gathering": machine.gather_seconds * (ranks - 1),
     }
-    if workload.algorithm == "impala":  # actors go on while learners wait for each other
-        waiting = sum(value for name, value in parts.items() if name not in ("act", "learn", "rest"))
-        parts["act"] = max(0.0, act - waiting)
+    if workload.algorithm == "impala":  # actors go on meanwhile, but gloo's threads want their cores
+        waiting = sum(value for name, value in parts.items() if name not in BUSY)
+        parts["act"] -= machine.hidden_share * min(act, waiting)
     snapshot = options.state_bytes * workload.envs * ranks / min(network.bandwidth, machine.local.bandwidth)
     before = sum(parts.values())
     parts["snapshots"] = snapshot * before / max(before, options.snapshot_interval)
@@ -269,10 +273,3 @@ def ideal_fps(workload: Workload, computing: Computing, machine: Machine) -> flo
     alone = replace(workload, batch_size=None)
     free = Hop(0.0, math.inf)
     return predict(alone, 1, 1, free, computing, machine, busy_cores=1).fps
-
-
-def efficiency(
-    prediction: Prediction, workload: Workload, ranks: int, computing: Computing, machine: Machine
-) -> float:
-    """FPS of a rank as a share of what a core alone would make."""
-    return prediction.fps / ranks / ideal_fps(workload, computing, machine)

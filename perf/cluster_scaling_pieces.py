@@ -11,7 +11,7 @@ import os
 import pickle
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,26 +27,32 @@ LEARN_SIZES = (1, 8, 32, 128, 512)
 COLUMNS = (1, 4, 16)  # of IMPALA, of STEPS timesteps each
 INDEX_SIZES = (2**14, 2**18, 2**22)
 PIECE_SECONDS = 0.4
-ROUNDS = 2  # of one core alone and all cores together, in turn
+ROUNDS = 3  # of one core alone, all cores together and all as threads of one process, in turn
+MEETINGS = 100
 START_SECONDS = 120.0
 
 
 def measure_network(network: str, cores: list[int], seconds: float = PIECE_SECONDS) -> dict[str, Any]:
-    """The parts of perf.cluster_scaling_model.Computing: means over one process on each core.
+    """The parts of perf.cluster_scaling_model.Computing: means over one process on each core. And
+    `thread_efficiency`, what each thread of one process on all cores is worth.
 
     `seconds` is how long each piece is repeated.
     """
     pieces: dict[str, Any] = mean_of(on_cores(partial(network_pieces, network, seconds), cores))
     iterate = partial(iteration_seconds, network, seconds)
-    slower = []
+    alone, together, threads = [], [], []
     for _ in range(ROUNDS):
-        alone = statistics.mean(on_cores(iterate, [core])[0] for core in cores)
-        slower.append(statistics.mean(on_cores(iterate, cores)) / alone - 1)
-    return {**pieces, "beta": max(0.0, statistics.median(slower)) / max(1, len(cores) - 1)}
+        alone += [on_cores(iterate, [core])[0] for core in cores]
+        together += on_cores(iterate, cores)
+        threads += on_cores(iterate, [cores])
+    # What else the machine does only makes a measurement longer.
+    beta = max(0.0, min(together) / min(alone) - 1) / max(1, len(cores) - 1)
+    efficiency = min(1.0, min(alone) / len(cores) / min(threads))
+    return {**pieces, "beta": beta, "thread_efficiency": efficiency}
 
 
 def measure_machine(cores: list[int], seconds: float = PIECE_SECONDS) -> dict[str, Any]:
-    """`index_seconds` and `memory_bandwidth` of perf.cluster_scaling_model.Machine, and `state_bytes`, of an
+    """`index_seconds` and `sharing` of perf.cluster_scaling_model.Machine, and `state_bytes`, of an
     environment in a snapshot."""
     return mean_of(on_cores(partial(machine_pieces, seconds), cores))
 
@@ -59,15 +65,19 @@ def mean_of(results: list[Any]) -> Any:
     return first if isinstance(first, int) else statistics.mean(results)
 
 
-def on_cores(work: Callable[[Callable[[], Any]], Any], cores: list[int]) -> list[Any]:
-    """What `work(together)` returns in a process on each core; `together` waits for all of them."""
+def on_cores(
+    work: Callable[[Callable[[], Any]], Any], places: Sequence[int] | Sequence[Sequence[int]]
+) -> list[Any]:
+    """What `work(together)` returns in a process on each core, or group of cores with as many threads;
+    `together` waits for all processes."""
     context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(len(cores))
+    barrier = context.Barrier(len(places))
     processes = []
     try:
-        for core in cores:
+        for place in places:
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_on_core, args=(core, work, barrier, theirs), daemon=True)
+            cores = {place} if isinstance(place, int) else set(place)
+            process = context.Process(target=_on_cores, args=(cores, work, barrier, theirs), daemon=True)
             process.start()
             theirs.close()
             processes.append((process, ours))
@@ -78,11 +88,11 @@ def on_cores(work: Callable[[Callable[[], Any]], Any], cores: list[int]) -> list
             process.join()
 
 
-def _on_core(core: int, work: Any, barrier: Any, connection: Any) -> None:
-    os.sched_setaffinity(0, {core})
+def _on_cores(cores: set[int], work: Any, barrier: Any, connection: Any) -> None:
+    os.sched_setaffinity(0, cores)
     cpu_utils.tune_allocator()
-    cpu_utils.set_thread_environment(1)
-    cpu_utils.set_torch_threads(1)
+    cpu_utils.set_thread_environment(len(cores))
+    cpu_utils.set_torch_threads(len(cores))
     connection.send(work(lambda: barrier.wait(START_SECONDS)))
 
 
@@ -153,11 +163,11 @@ def network_pieces(network: str, seconds: float, together: Callable[[], Any]) ->
 
 
 def iteration_seconds(network: str, seconds: float, together: Callable[[], Any]) -> float:
-    """In one process: collecting a rollout and learning from it once."""
+    """In one process: collecting a rollout and learning from it once; the shortest of several."""
     trainer = make_trainer(network, "ppo", ENVS, STEPS)
     times = times_of(partial(trainer.iterate, 0.0), together, 2 * seconds)
     trainer.close()
-    return statistics.median(times)
+    return min(times)
 
 
 def ppo_steps(
@@ -231,8 +241,19 @@ def machine_pieces(seconds: float, together: Callable[[], Any]) -> dict[str, Any
     trainer = make_trainer("nature", "ppo", ENVS, STEPS)
     state = trainer.collector.state()
     trainer.close()
+    matrix = torch.rand(512, 512)
+
+    def meet() -> float:
+        torch.mm(matrix, matrix)  # after which what waiting needs is in no cache
+        start = time.perf_counter()
+        together()
+        return time.perf_counter() - start
+
     return {
         "index_seconds": {0: 0.0, **indexed},
-        "memory_bandwidth": 4 * 2**24 / added,
+        "sharing": {
+            "meeting": statistics.median(meet() for _ in range(MEETINGS)),
+            "bandwidth": 4 * 2**24 / added,
+        },
         "state_bytes": len(pickle.dumps(state)) / ENVS,
     }

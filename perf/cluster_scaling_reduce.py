@@ -185,12 +185,16 @@ def timed(
 
 
 def gather_seconds(communicator: GlooCommunicator, seconds: float) -> float:
-    """Of rank 0, which takes in a short value of every rank."""
-    value, found = bytes(GATHERED), []
+    """Of rank 0, which takes in a short value of every rank; the median of repeats that begin together."""
+    import torch
+    import torch.distributed as dist
+
+    value, found = torch.zeros(GATHERED, dtype=torch.uint8), []
+    parts = [torch.empty_like(value) for _ in range(communicator.world_size)]
     end = time.perf_counter() + seconds
     while communicator.from_main(float(time.perf_counter() < end)):
         start = time.perf_counter()
-        communicator.gather(value)
+        dist.gather(value, parts if communicator.is_main else None)
         found.append(time.perf_counter() - start)
     return communicator.from_main(statistics.median(found))
 

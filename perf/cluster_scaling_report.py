@@ -10,14 +10,15 @@ from typing import Any
 
 from perf.cluster_scaling_data import NAME, YIELDING, Data, link_name
 from perf.cluster_scaling_figure import draw
-from perf.cluster_scaling_grid import COSTS, HALF, KINDS, LINKS, NODES, Grid, costs, first_below
+from perf.cluster_scaling_grid import COSTS, HALF, KINDS, LINKS, NODES, WAYS, Grid, costs, first_below
 from perf.cluster_scaling_ring import link_hop, ring_parts
 from src.cpu_utils import describe_machine
 from src.record import describe_software
 
 ALLOWED = 0.15  # by which a prediction may miss a measurement
 SHOWN_LINKS = (LINKS[0], LINKS[-1])
-SHARES_AT = (8, 32, 128)  # nodes
+SHARES_AT = (1, 8, 32, 128)  # nodes
+REMEDIES_AT = ((4, 16), (32, 32))  # nodes, cores
 
 
 def report(folder: Path, data: Data) -> dict[str, Any]:
@@ -108,21 +109,24 @@ def pieces_text(data: Data) -> str:
             table(heads, rows),
             f"Shuffling {index:,} timesteps takes {1e3 * machine.index_seconds[index]:.0f} ms in every rank, "
             f"each further rank {1e3 * machine.gather_seconds:.2f} ms of rank 0 an update, a snapshot "
-            f"{data.state_bytes / 1e3:.0f} kB an environment. Vectors are added at "
-            f"{machine.memory_bandwidth / 1e9:.1f} GB/s by a core.",
+            f"{data.state_bytes / 1e3:.0f} kB an environment. A core adds vectors at "
+            f"{machine.sharing.bandwidth / 1e9:.1f} GB/s; two processes that wait for each other go on "
+            f"{1e6 * machine.sharing.meeting:.0f} us later.",
         ]
     )
 
 
 def links_text(data: Data) -> str:
     """Measured all-reduces between two hosts, and what the wire and the software's own time come to."""
-    wire, rows = data.machine().wire, []
+    machine, rows = data.machine(), []
     for name, times in data.links.items():
         if name.endswith(YIELDING):
             continue
         for size, seconds in sorted(times.items()):
-            hop = link_hop(wire, *parse_link(name)) if name != link_name(inf, 0) else wire
-            computed = sum(ring_parts(size, 2, 1, hop, wire).values())
+            hop = machine.wire
+            if name != link_name(inf, 0):
+                hop = link_hop(hop, machine.undisturbed, *parse_link(name))
+            computed = sum(ring_parts(size, 2, 1, hop, machine.local).values())
             cells = milliseconds(seconds), milliseconds(computed), f"{computed / seconds - 1:+.0%}"
             rows.append((name, f"{size:,}", *cells))
     return "\n\n".join(
@@ -151,7 +155,7 @@ def ranks_text(data: Data) -> str:
     )
     for where, title, yielding in places:
         machine = data.machine(yielding)
-        hop = link_hop(machine.wire, 1e9, 0.0)
+        hop = link_hop(machine.wire, machine.undisturbed, 1e9, 0.0)
         for count, found in data.ranks(where).items():
             nodes = count if where == "apart" else 1
             for size, seconds in sorted(found["all_reduce"].items()):
@@ -171,17 +175,17 @@ def ranks_text(data: Data) -> str:
 def predictions_text(rows: Sequence[dict[str, Any]]) -> str:
     """Timesteps per second and efficiency of clusters, for the best and the worst link."""
     texts = ["## Computed: timesteps per second, and efficiency against as many cores alone"]
-    groups: dict[tuple[str, str, str], dict[int, dict[int, str]]] = {}
+    groups: dict[tuple[str, ...], dict[int, dict[int, str]]] = {}
     shown = {link_name(*link) for link in SHOWN_LINKS}
     for row in rows:
         if row["link"] in shown:
-            cells = groups.setdefault((row["kind"], row["network"], row["link"]), {})
+            key = tuple(row[name] for name in ("kind", "network", "link", "way"))
             text = f"{row['fps']:,.0f} ({row['efficiency']:.0%})"
-            cells.setdefault(row["nodes"], {})[row["cores"]] = text
-    for (kind, network, link), cells in groups.items():
+            groups.setdefault(key, {}).setdefault(row["nodes"], {})[row["cores"]] = text
+    for (kind, network, link, way), cells in groups.items():
         heads = ["nodes", *(f"{cores} cores" for cores in next(iter(cells.values())))]
         lines = [(nodes, *by_cores.values()) for nodes, by_cores in cells.items()]
-        texts.append(f"### {kind}, {network} network, {link}\n\n{table(heads, lines)}")
+        texts.append(f"### {kind}, {network} network, {link}, {way}\n\n{table(heads, lines)}")
     return "\n\n".join(texts)
 
 
@@ -189,14 +193,23 @@ def binding_text(rows: Sequence[dict[str, Any]]) -> str:
     """From how many nodes on less than half of the cores' time gains something, and what costs most there."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[name] for name in ("kind", "network", "link", "cores")), []).append(row)
+        key = tuple(row[name] for name in ("kind", "network", "way", "link", "cores"))
+        groups.setdefault(key, []).append(row)
     lines = []
     for key, group in groups.items():
         below = first_below([(each["nodes"], each["efficiency"]) for each in group], HALF)
         at = next((each for each in group if each["nodes"] == below), group[-1])
         where = f"{below}" if below else f"not up to {NODES[-1]}"
         lines.append((*key, where, at["largest_cost"]))
-    heads = ("what", "network", "link", "cores of a node", "below half from nodes", "what costs most there")
+    heads = (
+        "what",
+        "network",
+        "how",
+        "link",
+        "cores of a node",
+        "below half from nodes",
+        "what costs most there",
+    )
     return f"## Computed: where more nodes gain less than half of what they cost\n\n{table(heads, lines)}"
 
 
@@ -206,7 +219,7 @@ def shares_text(grid: Grid) -> str:
     for kind in KINDS:
         for network in grid.data.networks:
             for nodes in SHARES_AT:
-                prediction = grid.predict(kind, network, nodes, 32, grid.link(*SHOWN_LINKS[0]))
+                prediction = grid.predict(kind, network, nodes, 32, *SHOWN_LINKS[0])
                 found = costs(prediction, grid.ideal_learn(kind, network))
                 shares = [f"{found[name] / prediction.seconds:.0%}" for name in COSTS]
                 useful = 1 - sum(found.values()) / prediction.seconds
@@ -218,16 +231,19 @@ def shares_text(grid: Grid) -> str:
 
 def remedies_text(grid: Grid) -> str:
     """What would help, for some clusters."""
-    texts = ["## Computed: what would help, 32 nodes of 32 cores"]
-    for link in SHOWN_LINKS:
-        columns = {}
-        for kind in KINDS:
-            for network in grid.data.networks:
-                columns[f"{kind}, {network}"] = grid.remedies(kind, network, 32, 32, *link)
-        names = dict.fromkeys(name for found in columns.values() for name in found)
-        lines = [
-            (name, *(f"{found[name]:,.0f}" if name in found else "" for found in columns.values()))
-            for name in names
-        ]
-        texts.append(f"### {link_name(*link)}\n\n{table(('timesteps/s', *columns), lines)}")
-    return "\n\n".join(texts)
+    texts = []
+    networks = grid.data.networks
+    for nodes, cores in REMEDIES_AT:
+        for link in SHOWN_LINKS:
+            lines = []
+            for way in WAYS:
+                found = [
+                    grid.predict(kind, network, nodes, cores, *link, way).fps
+                    for kind in KINDS
+                    for network in networks
+                ]
+                lines.append((way.name, *(f"{fps:,.0f}" for fps in found)))
+            heads = ("timesteps/s", *(f"{kind}, {network}" for kind in KINDS for network in networks))
+            title = f"### {nodes} nodes of {cores} cores, {link_name(*link)}"
+            texts.append(f"{title}\n\n{table(heads, lines)}")
+    return "\n\n".join(["## Computed: what would help", *texts])

@@ -23,14 +23,27 @@ class Hop:
     bandwidth: float
 
 
-def link_hop(wire: Hop, bits_per_second: float, delay: float) -> Hop:
-    """A link of a rate and of a delay in one direction, from what the software takes without them.
+@dataclass(frozen=True)
+class Sharing:
+    """What processes of a node take that work on memory which they share."""
 
-    Gloo sends a segment when the receiver has said that it expects it, so a hop takes a round trip. A process
-    does not copy and add what it receives while it waits for more, so both times for the bytes add up.
+    meeting: float
+    """Seconds until two processes that wait for each other go on."""
+    bandwidth: float
+    """Bytes per second of a core that adds vectors, all cores busy."""
+
+
+def link_hop(wire: Hop, undisturbed: float, bits_per_second: float, delay: float) -> Hop:
+    """A link of a rate and of a delay in one direction.
+
+    `wire` is what the software takes without them, `undisturbed` the latency of that if gloo's threads never
+    kept each other waiting, which a delay covers. Gloo sends a segment when the receiver has said that it
+    expects it, so a hop takes a round trip. A process does not copy and add what it has received while it
+    waits for more, so both times for the bytes add up.
     """
     rate = PAYLOAD_SHARE * bits_per_second / 8
-    return Hop(wire.latency + 2 * delay, 1 / (1 / wire.bandwidth + 1 / rate))
+    latency = max(wire.latency, undisturbed + 2 * delay)
+    return Hop(latency, 1 / (1 / wire.bandwidth + 1 / rate))
 
 
 def fit_hop(seconds: Points) -> Hop:
@@ -68,7 +81,7 @@ def ring_parts(size: float, nodes: int, per_node: int, network: Hop, local: Hop)
 
 
 def hierarchical_parts(
-    size: float, nodes: int, per_node: int, network: Hop, local: Hop, memory_bandwidth: float
+    size: float, nodes: int, per_node: int, network: Hop, local: Hop, sharing: Sharing
 ) -> dict[str, float]:
     """Within a node every rank adds its share of all ranks' vectors in shared memory; then a ring of nodes.
 
@@ -77,8 +90,8 @@ def hierarchical_parts(
     """
     parts = ring_parts(size, nodes, 1, network, local)
     if per_node > 1:
-        parts["latency, node"] += 3 * math.ceil(math.log2(per_node)) * local.latency
-        parts["bytes"] += 2 * size / memory_bandwidth
+        parts["latency, node"] += 3 * math.ceil(math.log2(per_node)) * sharing.meeting
+        parts["bytes"] += 2 * size / sharing.bandwidth
     return parts
 
 
