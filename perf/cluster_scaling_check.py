@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from tests.cluster_runs import free_port
 
 NODES = 2
 WARM = 2  # updates at the beginning that are not counted
-START_SECONDS, RUN_SECONDS = 60.0, 240.0
+START_SECONDS, RUN_SECONDS, LOOK_SECONDS = 60.0, 240.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -116,19 +115,6 @@ def predict_case(case: Case, link: Hop, computing: Computing, machine: Machine) 
 
 def run_case(case: Case, updates: int) -> tuple[Result, float]:
     """Train on two hosts with a core each; what rank 0 left, and how many cores other programs used."""
-    begun = time.perf_counter(), busy_seconds()
-    result = train_on_hosts(case, updates)
-    return result, (busy_seconds() - begun[1]) / (time.perf_counter() - begun[0])
-
-
-def busy_seconds() -> float:
-    """CPU seconds of everything on this machine since it started, but for this process and what it ended."""
-    whole = psutil.cpu_times()
-    own = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return float(whole.user + whole.nice + whole.system + whole.softirq) - own
-
-
-def train_on_hosts(case: Case, updates: int) -> Result:
     port = free_port()
     with hosts(NODES, case.rate, case.delay) as place, tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
@@ -136,15 +122,42 @@ def train_on_hosts(case: Case, updates: int) -> Result:
         try:
             if case.yielding:
                 lower_network_threads(processes)
-            for process in processes:
-                if process.wait(RUN_SECONDS):
-                    said = Path(f"{folder}.{processes.index(process)}").read_text().strip()
+            others = wait_for(processes)
+            for node, process in enumerate(processes):
+                if process.returncode:
+                    said = Path(f"{folder}.{node}").read_text().strip()
                     raise RuntimeError(f"{case.name}: {said.splitlines()[-1]}")
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-        return read(folder)
+        return read(folder), others
+
+
+def wait_for(processes: Sequence[subprocess.Popen[bytes]]) -> float:
+    """Wait until all have ended; returns the cores that programs used that this one did not start."""
+    started = time.monotonic()
+    before, used = other_seconds(), 0.0
+    while any(process.poll() is None for process in processes):
+        if time.monotonic() - started > RUN_SECONDS:
+            raise RuntimeError(f"a run took longer than {RUN_SECONDS:g} s")
+        time.sleep(LOOK_SECONDS)
+        now = other_seconds()
+        used += sum(seconds - before.get(number, 0.0) for number, seconds in now.items())
+        before = now
+    return used / (time.monotonic() - started)
+
+
+def other_seconds() -> dict[int, float]:
+    """CPU seconds of every process that this one has not started, by number."""
+    this = psutil.Process()
+    own, found = {this.pid, *(each.pid for each in this.children(recursive=True))}, {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if process.pid not in own:
+                times = process.cpu_times()
+                found[process.pid] = times.user + times.system
+    return found
 
 
 def start(

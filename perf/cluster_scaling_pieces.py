@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from src import cpu_utils
@@ -27,7 +28,7 @@ LEARN_SIZES = (1, 8, 32, 128, 512)
 COLUMNS = (1, 4, 16)  # of IMPALA, of STEPS timesteps each
 INDEX_SIZES = (2**14, 2**18, 2**22)
 PIECE_SECONDS = 0.4
-ROUNDS = 3  # of one core alone, all cores together and all as threads of one process, in turn
+ROUNDS = 3  # of one core alone and all cores together, in turn
 MEETINGS = 100
 START_SECONDS = 120.0
 
@@ -39,16 +40,11 @@ def measure_network(network: str, cores: list[int], seconds: float = PIECE_SECON
     `seconds` is how long each piece is repeated.
     """
     pieces: dict[str, Any] = mean_of(on_cores(partial(network_pieces, network, seconds), cores))
-    iterate = partial(iteration_seconds, network, seconds)
-    alone, together, threads = [], [], []
-    for _ in range(ROUNDS):
-        alone += [on_cores(iterate, [core])[0] for core in cores]
-        together += on_cores(iterate, cores)
-        threads += on_cores(iterate, [cores])
-    # What else the machine does only makes a measurement longer.
-    beta = max(0.0, min(together) / min(alone) - 1) / max(1, len(cores) - 1)
-    efficiency = min(1.0, min(alone) / len(cores) / min(threads))
-    return {**pieces, "beta": beta, "thread_efficiency": efficiency}
+    turns = on_cores(partial(alone_and_together, network, cores, seconds), cores)
+    alone, together = (min(each[name] for each in turns) for name in ("alone", "together"))
+    (threads,) = on_cores(partial(iteration_seconds, network, seconds), [cores])
+    beta = max(0.0, together / alone - 1) / max(1, len(cores) - 1)
+    return {**pieces, "beta": beta, "thread_efficiency": min(1.0, alone / len(cores) / threads)}
 
 
 def measure_machine(cores: list[int], seconds: float = PIECE_SECONDS) -> dict[str, Any]:
@@ -97,9 +93,14 @@ def _on_cores(cores: set[int], work: Any, barrier: Any, connection: Any) -> None
 
 
 def times_of(work: Callable[[], Any], together: Callable[[], Any], seconds: float) -> list[float]:
-    """Seconds of each of as many calls as fit, and of two at least; the first is not counted."""
+    """Seconds of each of as many calls as fit, begun by all at the same time; a first one is not counted."""
     work()
     together()
+    return repeated(work, seconds)
+
+
+def repeated(work: Callable[[], Any], seconds: float) -> list[float]:
+    """Seconds of each of as many calls as fit, and of two at least."""
     found: list[float] = []
     while len(found) < 2 or sum(found) < seconds:
         start = time.perf_counter()
@@ -162,10 +163,30 @@ def network_pieces(network: str, seconds: float, together: Callable[[], Any]) ->
     }
 
 
-def iteration_seconds(network: str, seconds: float, together: Callable[[], Any]) -> float:
-    """In one process: collecting a rollout and learning from it once; the shortest of several."""
+def alone_and_together(
+    network: str, cores: Sequence[int], seconds: float, together: Callable[[], Any]
+) -> dict[str, float]:
+    """In a process on each core: an iteration while the others idle, and while they do the same; in turns.
+
+    The shortest of several, since what else the machine does only makes them longer.
+    """
     trainer = make_trainer(network, "ppo", ENVS, STEPS)
-    times = times_of(partial(trainer.iterate, 0.0), together, 2 * seconds)
+    trainer.iterate(0.0)
+    own, found = min(os.sched_getaffinity(0)), {"alone": inf, "together": inf}
+    for _ in range(ROUNDS):
+        for core in (*cores, None):
+            together()
+            if core in (own, None):
+                name = "together" if core is None else "alone"
+                found[name] = min(found[name], *repeated(partial(trainer.iterate, 0.0), seconds))
+    trainer.close()
+    return found
+
+
+def iteration_seconds(network: str, seconds: float, together: Callable[[], Any]) -> float:
+    """In one process: the shortest of several iterations."""
+    trainer = make_trainer(network, "ppo", ENVS, STEPS)
+    times = times_of(partial(trainer.iterate, 0.0), together, ROUNDS * seconds)
     trainer.close()
     return min(times)
 
