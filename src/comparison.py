@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -10,19 +11,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from src.comparison_groups import Group, find_baseline
+from src.comparison_estimates import improvement_estimate, ratio_estimate
+from src.comparison_groups import Group, Part, find_baseline, parts_of
 from src.comparison_metrics import (
+    BY_KEY,
     CLOCKS,
     NORMALISED,
     TESTED,
     Reached,
     Window,
+    counted,
     equal_window,
     figures_at,
     figures_of,
     reached,
     return_curve,
     threshold_of,
+    way_to,
 )
 from src.fairness import Difference, differences
 from src.procgen_scores import normalise, score_range
@@ -34,7 +39,6 @@ from src.statistics import (
     estimate,
     finite,
     holm,
-    improvement_over_games,
     interquartile_mean,
     mean_of_means,
     pooled,
@@ -67,6 +71,8 @@ class GroupResult:
     """Procgen-normalised scores (n,) of NORMALISED; empty where no range was published."""
     reached: dict[str, Reached]
     """By clock; empty without a threshold."""
+    counted: dict[str, Values] = field(default_factory=dict)
+    """As `values`, with NaN also for runs that means and tests leave out: see comparison_metrics.counted."""
 
 
 class Pair(NamedTuple):
@@ -80,14 +86,15 @@ class Pair(NamedTuple):
     p_adjusted: float | None
     """Holm's, over all pairs of the game in this figure."""
     improvement: Estimate | None
-    """Probability that a run of the first is above one of the second."""
+    """Probability that a run of the first is better than one of the second."""
 
 
 @dataclass
 class GameResult:
-    """All groups in one game."""
+    """All groups in one game; if it was played in several distribution modes, those of one of them."""
 
     env: str
+    """A key: the id of the environment, perhaps with its mode."""
     game: str
     groups: list[GroupResult]
     windows: dict[str, Window | None]
@@ -135,22 +142,17 @@ def compare(
 ) -> Comparison:
     """Analyse at least one group. Raises UsageError if the baseline names none or several of them."""
     baseline = find_baseline(groups, options.baseline)
-    games = [
-        compare_game([group for group in groups if group.env == env], baseline, options)
-        for env in dict.fromkeys(group.env for group in groups)
-    ]
+    games = [compare_game(part, baseline, options) for part in parts_of(groups)]
     fairness = differences(groups, skipped)
     return Comparison(options, baseline, games, over_games(games, options.bootstrap), fairness, list(skipped))
 
 
-def compare_game(groups: Sequence[Group], baseline: str, options: Options) -> GameResult:
+def compare_game(part: Part, baseline: str, options: Options) -> GameResult:
     """Figures of every group of one game, and every two groups against each other."""
+    groups = part.groups
     windows = {
         clock.key: equal_window(
-            [
-                [(*return_curve(run, clock), run.status == "completed") for run in group.runs]
-                for group in groups
-            ]
+            [[(*return_curve(run, clock), run.completed) for run in group.runs] for group in groups]
         )
         for clock in CLOCKS
     }
@@ -168,51 +170,47 @@ def compare_game(groups: Sequence[Group], baseline: str, options: Options) -> Ga
             gain.n,
         )
     pairs = [pair for metric in TESTED for pair in _pairs(results, metric, options.bootstrap)]
-    return GameResult(groups[0].env, groups[0].game, results, windows, pairs)
+    return GameResult(part.key, part.name, results, windows, pairs)
 
 
 def group_result(group: Group, windows: Mapping[str, Window | None], options: Options) -> GroupResult:
+    threshold = threshold_of(options.thresholds, group.game)
     rows = []
     for run in group.runs:
         at = [figures_at(run, clock, windows[clock.key]) for clock in CLOCKS]
-        rows.append({**figures_of(run), **at[0], **at[1]})
+        rows.append({**figures_of(run), **at[0], **at[1], **way_to(run, threshold)})
     values = {key: np.array([row[key] for row in rows]) for key in rows[0]}
+    used = {key: counted(group.runs, key, each) for key, each in values.items()}
     estimates = {
-        key: estimate(each, options.bootstrap, f"{group.name} | {key}") for key, each in values.items()
+        key: estimate(each, options.bootstrap, f"{group.name} | {key}") for key, each in used.items()
     }
     limits = score_range(group.env, group.runs[0].setting("env.distribution_mode"))
-    normalised = {key: normalise(values[key], limits) for key in NORMALISED} if limits is not None else {}
-    threshold = threshold_of(options.thresholds, group.game)
+    normalised = {key: normalise(used[key], limits) for key in NORMALISED} if limits is not None else {}
     times = (
         {clock.key: reached(group.runs, clock, threshold) for clock in CLOCKS}
         if threshold is not None
         else {}
     )
-    return GroupResult(group, values, estimates, normalised, times)
+    return GroupResult(group, values, estimates, normalised, times, used)
 
 
 def _ratio(ours: GroupResult, base: GroupResult | None, key: str, bootstrap: Bootstrap) -> Estimate | None:
     """Mean of a group over the mean of the baseline, with an interval for the ratio."""
     if base is None:
         return None
-    top, bottom = finite(ours.values[key]), finite(base.values[key])
-    if not top.size or not bottom.size or not bottom.mean() > 0:
-        return None
-    if ours is base:
+    top, bottom = finite(ours.counted[key]), finite(base.counted[key])
+    if ours is base and top.size and top.mean() > 0:
         return Estimate(1.0, None, None, None, top.size)
-    name = f"{ours.group.name} / {base.group.name} | {key}"
-    interval = stratified_interval([top, bottom], lambda s: s[0].mean(-1) / s[1].mean(-1), bootstrap, name)
-    low, high = interval or (None, None)
-    return Estimate(float(top.mean() / bottom.mean()), None, low, high, min(top.size, bottom.size))
+    return ratio_estimate(top, bottom, bootstrap, f"{ours.group.name} / {base.group.name} | {key}")
 
 
 def _pairs(results: Sequence[GroupResult], metric: str, bootstrap: Bootstrap) -> list[Pair]:
     couples = list(combinations(results, 2))
-    tests = [welch(ours.values[metric], theirs.values[metric]) for ours, theirs in couples]
+    tests = [welch(ours.counted[metric], theirs.counted[metric]) for ours, theirs in couples]
     adjusted = holm([None if test is None else test.p for test in tests])
-    pairs = []
+    pairs, sign = [], BY_KEY[metric].better
     for (ours, theirs), test, p in zip(couples, tests, adjusted):
-        strata = [finite(ours.values[metric]), finite(theirs.values[metric])]
+        strata = [sign * finite(each.counted[metric]) for each in (ours, theirs)]
         counts = (strata[0].size, strata[1].size)
         labels = (ours.group.label, theirs.group.label)
         better = improvement_estimate(
@@ -222,18 +220,14 @@ def _pairs(results: Sequence[GroupResult], metric: str, bootstrap: Bootstrap) ->
     return pairs
 
 
-def improvement_estimate(strata: Sequence[Values], name: str, bootstrap: Bootstrap) -> Estimate | None:
-    """Probability of improvement over games; `strata` has ours and theirs of each game in turn."""
-    if not strata or any(not stratum.size for stratum in strata):
-        return None
-    low, high = stratified_interval(strata, improvement_over_games, bootstrap, name) or (None, None)
-    n = min(stratum.size for stratum in strata)
-    return Estimate(float(improvement_over_games(strata)), None, low, high, n)
-
-
 def over_games(games: Sequence[GameResult], bootstrap: Bootstrap) -> Across | None:
-    """Normalised scores over the Procgen games that every variant played; None if there are none."""
+    """Normalised scores over the Procgen games that every variant played; None if there are none.
+
+    Of several distribution modes the one with the most games: no variant plays in two.
+    """
     ranged = [game for game in games if all(result.normalised for result in game.groups)]
+    modes = Counter(game.groups[0].group.distribution_mode for game in ranged)
+    ranged = [g for g in ranged if g.groups[0].group.distribution_mode == modes.most_common(1)[0][0]]
     labels = list(dict.fromkeys(result.group.label for game in ranged for result in game.groups))
     common = [game for game in ranged if {result.group.label for result in game.groups} == set(labels)]
     if not common:

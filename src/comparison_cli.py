@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from src.cli import Parser, count, exit_code
+from src.cli import exit_code
+from src.cli_flags import Parser, count
 from src.errors import RunError, UsageError
 
 if TYPE_CHECKING:  # numpy, scipy and matplotlib: not needed for --help
@@ -141,16 +142,22 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
         raise UsageError("no runs are given: use --runs, or --sequential and --parallel (see --help)")
     runs: list[tuple[int, Run]] = []
     skipped: list[tuple[Path, str]] = []
+    first: dict[tuple[str | None, Path], int] = {}
     found = find_runs(patterns)
-    for (place, path), run in zip(found, load_runs([path for _, path in found])):
+    for (place, path), run in zip(found.runs, load_runs([path for _, path in found.runs])):
         if isinstance(run, Unusable):
             skipped.append((path, str(run)))
-            print(f"left out: {path}: {run}", file=sys.stderr)
             continue
         mode = wanted[place]
         if mode is not None and (run.mode == "sequential") != (mode == "sequential"):
             raise UsageError(f"--{mode} {patterns[place]}: {path} is a {run.mode} run")
+        study = path.resolve().parent
+        if study in found.studies:  # in whatever order a shell named its runs
+            place = first.setdefault((mode, study), place)
         runs.append((place, run))
+    skipped += found.left_out
+    for path, reason in skipped:
+        print(f"left out: {path}: {reason}", file=sys.stderr)
     if not runs:
         problems = "; ".join(f"{path}: {reason}" for path, reason in skipped)
         raise UsageError(f"no run can be used ({problems})")
@@ -160,8 +167,9 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
 def write_outputs(comparison: Comparison, output: Path, filled: str | None) -> list[Path]:
     """Write the plot and all files beside it; returns their paths. Raises RunError if one cannot be
     written."""
+    from src.comparison_csv import csv_text
     from src.comparison_curves import game_panels, score_panels
-    from src.comparison_data import csv_text, json_data
+    from src.comparison_data import json_data
     from src.comparison_page import page
     from src.comparison_text import markdown, report
     from src.metrics import write_json

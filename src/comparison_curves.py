@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from src.comparison import Comparison, GameResult
+from src.comparison import Comparison, GameResult, GroupResult
 from src.comparison_groups import Group
 from src.comparison_metrics import CLOCKS, Clock, return_curve
 from src.comparison_runs import Run
@@ -18,16 +18,22 @@ from src.statistics import Band, Bootstrap, Values, band, on_grid, rising, strat
 
 POINTS = 201  # of a grid: more than a plot of this size can show
 FINE = 5 * POINTS  # points of a noisy column beyond which rows are averaged first
-RAGGED = 0.1  # of the axis: where fewer runs are left for less than this, their mean is not drawn
+RAGGED = 0.1  # of the axis: at either end so much may be left undrawn where fewer runs are left
+SMOOTH = 11  # points that are averaged for the eye: a twentieth of the axis
+SMOOTH_SHARE = (SMOOTH - 1) / (POINTS - 1)
+SMOOTHED = ("return", "fps", "policy_loss", "cpu", "score")  # panels of noisy figures
 TIMESTEPS, WALL_CLOCK = CLOCKS
 
 
 class GroupCurve(NamedTuple):
-    """A group on a panel's grid (P,): its mean with the interval, and each of its runs."""
+    """A group on a panel's grid (P,): its mean with the interval, and each of its runs; then the same of runs
+    that are smoothed for the eye, where the figure is a noisy one."""
 
     label: str
     band: Band
     runs: list[Values]
+    smooth_band: Band
+    smooth_runs: list[Values]
 
 
 class Panel(NamedTuple):
@@ -124,9 +130,38 @@ def _panel(
         runs = [sample(run, clock, grid) for run in group.runs if run.series[clock.column].size]
         if runs:
             name = f"{group.name} | {key} | {clock.key}"
-            curves.append(GroupCurve(group.label, trimmed(band(runs, bootstrap, name)), runs))
+            curves.append(_curve(group.label, key, runs, bootstrap, name))
     clock = readable(clock, grid)
     return Panel(key, title, unit, clock, grid * clock.scale, curves)
+
+
+def _curve(label: str, key: str, runs: list[Values], bootstrap: Bootstrap, name: str) -> GroupCurve:
+    exact = trimmed(band(runs, bootstrap, name))
+    if key not in SMOOTHED:
+        return GroupCurve(label, exact, runs, exact, runs)
+    even = [smooth(run) for run in runs]
+    return GroupCurve(label, exact, runs, trimmed(band(even, bootstrap, name)), even)
+
+
+def smooth(values: Values) -> Values:
+    """A curve (P,) averaged over SMOOTH points about each, near its ends over those that there are."""
+    known = np.flatnonzero(np.isfinite(values))
+    even = np.full_like(values, np.nan)
+    if known.size:
+        even[known] = running_mean(values[known], SMOOTH)
+    return even
+
+
+def smoothed(panel: Panel) -> Panel:
+    """The panel as it is drawn: with smooth curves, and the intervals of their means."""
+    curves = [each._replace(band=each.smooth_band, runs=each.smooth_runs) for each in panel.curves]
+    return panel._replace(curves=curves)
+
+
+def common_seeds(results: Sequence[GroupResult]) -> int | None:
+    """How many runs every group has; None if not all have equally many."""
+    sizes = {len(result.group.runs) for result in results}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def readable(clock: Clock, grid: Values) -> Clock:
@@ -141,17 +176,19 @@ def readable(clock: Clock, grid: Values) -> Clock:
 def trimmed(whole: Band) -> Band:
     """A band without short ragged ends: one seed that ran a little longer must not bend the group's mean.
 
-    A stretch at either end with fewer runs than its neighbour is cut off, again and again, if it is short.
+    A stretch at either end with fewer runs than its neighbour is cut off, and then the next one, as long as
+    all that is cut off at this end is short.
     """
     keep = whole.n > 0
     edges = [0, *(np.flatnonzero(np.diff(whole.n)) + 1), len(whole.n)]
     stretches = [(a, b) for a, b in pairwise(edges) if b > a and whole.n[a] > 0]
-    allowed = RAGGED * len(whole.n)
     for end, neighbour in ((-1, -2), (0, 1)):
+        allowed = RAGGED * len(whole.n)
         while len(stretches) > 1:
             (a, b), (beside, _) = stretches[end], stretches[neighbour]
             if whole.n[a] >= whole.n[beside] or b - a > allowed:
                 break
+            allowed -= b - a
             keep[a:b] = False
             stretches.pop(end)
 
@@ -176,8 +213,11 @@ def score_panels(comparison: Comparison) -> list[Panel]:
             if any(not len(table) for table in tables):
                 continue
             name = f"{label} | score | {clock.key}"
-            curve = trimmed(stratified_band(tables, comparison.options.bootstrap, name))
-            curves.append(GroupCurve(label, curve, []))
+            even = [np.array([smooth(row) for row in table]) for table in tables]
+            exact, drawn = (
+                trimmed(stratified_band(each, comparison.options.bootstrap, name)) for each in (tables, even)
+            )
+            curves.append(GroupCurve(label, exact, [], drawn, []))
         unit, clock = f"mean of {len(games)} game{'s' if len(games) > 1 else ''}", readable(clock, grid)
         panels.append(Panel("score", title, unit, clock, grid * clock.scale, curves))
     return panels

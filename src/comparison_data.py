@@ -1,9 +1,7 @@
-"""A comparison as data: comparison.csv for spreadsheets, comparison.json for programs."""
+"""comparison.json: a comparison for programs, with everything that the other outputs say."""
 
 from __future__ import annotations
 
-import csv
-import io
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,7 +11,7 @@ from src.comparison import Across, Comparison, GameResult, GroupResult, Pair
 from src.comparison_curves import Panel
 from src.comparison_groups import settings_of
 from src.comparison_methods import methods
-from src.comparison_metrics import CLOCKS, METRICS
+from src.comparison_metrics import CLOCKS
 from src.comparison_reference import references
 from src.comparison_tables import phase_shares
 from src.comparison_verdicts import headline
@@ -22,48 +20,6 @@ from src.procgen_scores import NORMALISATION, REFERENCE_CITATION, REFERENCE_NOTE
 from src.statistics import CONFIDENCE, Estimate, Values
 
 SCHEMA_VERSION = 1
-FACTS = {
-    "distribution_mode": "env.distribution_mode",
-    "num_levels": "env.num_levels",
-    "start_level": "env.start_level",
-    "num_envs": "env.num_envs",
-    "architecture": "model.architecture",
-}
-MACHINE = ("cpu_model", "usable_cores", "ram_gb", "load_average")
-
-
-def csv_text(comparison: Comparison) -> str:
-    """A line for each run (`row` = run), and one for each group (`row` = group) with means, sample standard
-    deviations and interval ends; `not_equal` says what makes the comparison unfair."""
-    keys = [metric.key for metric in METRICS]
-    spread = [f"{key}_{what}" for key in keys for what in ("std", "low95", "high95")]
-    head = ["row", "game", "group", "algorithm", "mode", "n", "run", "seed", "status", "notes"]
-    columns = [*head, *FACTS, *MACHINE, *keys, *spread, "not_equal"]
-    unfair = "; ".join(f"{each.aspect}: {each.text}" for each in comparison.fairness)
-    output = io.StringIO()
-    writer = csv.DictWriter(output, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    for result in comparison.results:
-        group = result.group
-        common = {"game": group.game, "group": group.label, "algorithm": group.algorithm, "mode": group.mode}
-        common["not_equal"] = unfair
-        for index, run in enumerate(group.runs):
-            facts = {name: run.setting(key) for name, key in FACTS.items()}
-            facts |= {name: (run.record.get("hardware") or {}).get(name) for name in MACHINE}
-            about = {"row": "run", "run": run.path, "seed": run.seed, "status": run.status}
-            figures = {key: _number(values[index]) for key, values in result.values.items()}
-            writer.writerow({**common, **about, "n": 1, "notes": "; ".join(run.notes), **facts, **figures})
-        means: dict[str, str] = {}
-        for key, found in result.estimates.items():
-            if found is not None:
-                means |= {key: _number(found.mean), f"{key}_std": _number(found.std)}
-                means |= {f"{key}_low95": _number(found.low), f"{key}_high95": _number(found.high)}
-        writer.writerow({**common, "row": "group", "n": len(group.runs), **means})
-    return output.getvalue()
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None or not np.isfinite(value) else repr(round(float(value), 10))
 
 
 def json_data(comparison: Comparison, panels: dict[str, list[Panel]]) -> dict[str, Any]:
@@ -99,6 +55,7 @@ def _ranges(comparison: Comparison) -> dict[str, Any]:
 
 def _game(game: GameResult, panels: list[Panel]) -> dict[str, Any]:
     return {
+        "game": game.game,
         "equal": {
             clock.key: None if (window := game.windows[clock.key]) is None else window._asdict()
             for clock in CLOCKS

@@ -56,10 +56,14 @@ def window_text(clock: Clock, raw: float) -> str:
 
 
 def reached_text(clock: Clock, found: Reached | None) -> str:
-    """`0.32 h (3 of 3 seeds)`."""
+    """`19.2 minutes (3 of 3)`; seeds that were cut short before they got there are counted apart."""
     if found is None:
         return MISSING
-    seeds = f"({found.hits} of {found.n})"
+    stopped = f"{found.stopped} stopped before" if found.stopped else ""
+    if not found.n:
+        return f"not known ({stopped})" if stopped else MISSING
+    parts = [f"{found.hits} of {found.n}", *([stopped] if stopped else [])]
+    seeds = f"({', '.join(parts)})"
     if found.median is None:
         return f"not reached {seeds}"
     return f"{window_text(clock, found.median / clock.scale)} {seeds}"

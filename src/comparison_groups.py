@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from src.comparison_runs import Run
 from src.errors import UsageError
@@ -70,14 +70,44 @@ class Group:
         return self.runs[0].mode
 
     @property
+    def distribution_mode(self) -> str:
+        """Of a Procgen game; empty for other environments."""
+        mode = self.runs[0].setting("env.distribution_mode")
+        return str(mode or "unknown mode") if procgen_game(self.env) else ""
+
+    @property
     def name(self) -> str:
         """Label and game: what the random stream of its intervals is named after."""
         return f"{self.label} | {self.env}"
 
 
+class Part(NamedTuple):
+    """Groups whose returns can be compared: those of a game, in one distribution mode."""
+
+    key: str
+    """The id of the environment. Of a game that was played in several modes one part has it as it is, easy
+    if there is that; the others have their mode behind it."""
+    name: str
+    """The game; with its mode where it was played in several."""
+    groups: list[Group]
+
+
 def game_name(env: str) -> str:
     """`coinrun` for Procgen's coinrun, the id of any other environment."""
     return procgen_game(env) or env
+
+
+def parts_of(groups: Sequence[Group]) -> list[Part]:
+    """The parts in the order of their groups, easy before the other modes of a game."""
+    parts = []
+    for env in dict.fromkeys(group.env for group in groups):
+        same = [group for group in groups if group.env == env]
+        modes = dict.fromkeys(group.distribution_mode for group in same)
+        for index, mode in enumerate(sorted(modes, key=lambda mode: mode != "easy")):
+            members = [group for group in same if group.distribution_mode == mode]
+            name = f"{game_name(env)} {mode}" if len(modes) > 1 else game_name(env)
+            parts.append(Part(f"{env} {mode}" if index else env, name, members))
+    return parts
 
 
 def algorithm_name(algorithm: str) -> str:

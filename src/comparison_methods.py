@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from src.comparison import Comparison
+from src.comparison_curves import RAGGED, SMOOTH_SHARE
 from src.comparison_format import window_text
 from src.comparison_metrics import CLOCKS
 from src.metrics import WINDOW
@@ -16,11 +17,16 @@ def methods(comparison: Comparison) -> list[str]:
     lines = [
         f"Returns are raw; a curve is the mean of the last {WINDOW} episodes, interpolated linearly between "
         "updates and never extended beyond a run's end. Means are over the seeds still running; n says how "
-        "many.",
+        f"many. At either end of a curve up to {RAGGED:.0%} of the axis is left out of the mean where fewer "
+        "seeds are left than beside it.",
+        "Drawn curves of return, scores, FPS, policy loss and CPU are smoothed: each point is the mean over "
+        f"{SMOOTH_SHARE:.0%} of the axis, near its ends over less. No figure in a table is smoothed, and the "
+        "JSON file has the curves as they are.",
         "Equal timesteps and equal wall clock answer different questions: "
         f"{_windows(comparison)}. The shortest completed run sets the point; runs cut short before it are "
-        "left out there. The area under the curve "
-        "is given as the mean return over that part (trapezoids).",
+        "left out there. The area under the curve is given as the mean return over that part (trapezoids). "
+        "What grows with the length of a run (timesteps, final and best reward, evaluations) is of completed "
+        "runs, where a group has any.",
         "± is the sample standard deviation over seeds. Intervals are "
         f"{CONFIDENCE:.0%} percentile bootstraps ({bootstrap.samples:,} samples, seed "
         f"{bootstrap.seed}), runs resampled within each group and game.",
@@ -32,7 +38,8 @@ def methods(comparison: Comparison) -> list[str]:
         lines.append(
             f"A threshold is reached at the first update whose mean of {WINDOW} episodes is at or above it; "
             "means of fewer episodes do not count. The median takes seeds that never got there as later than "
-            "all others."
+            "all others, and leaves out those that were cut short before it. Groups are tested where every "
+            "seed that was not cut short got there."
         )
     lines.append(
         f"Speedup is the average FPS over that of {comparison.baseline}; efficiency gain is how many more "

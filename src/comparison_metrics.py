@@ -59,6 +59,8 @@ METRICS = (
     Metric("return_at_wall_clock", "Return at equal wall clock", "raw return", 2, 1),
     Metric("area_timesteps", "Area under curve, equal timesteps", "mean raw return", 2, 1),
     Metric("area_wall_clock", "Area under curve, equal wall clock", "mean raw return", 2, 1),
+    Metric("timesteps_to_threshold", "Timesteps to the threshold", "", 0, -1),
+    Metric("hours_to_threshold", "Time to the threshold", "h", 4, -1),
     Metric("test_return", "Evaluation, test levels", "raw return", 2, 1),
     Metric("train_return", "Evaluation, training levels", "raw return", 2, 1),
     Metric("full_return", "Evaluation, all levels", "raw return", 2, 1),
@@ -66,20 +68,51 @@ METRICS = (
     Metric("peak_memory_gb", "Peak memory", "GB", 2, -1),
     Metric("average_memory_gb", "Average memory", "GB", 2, -1),
     Metric("average_cpu_percent", "Average CPU", "%", 1),
+    Metric("others_cpu_percent", "CPU of other programs", "%", 1),
 )
 BY_KEY = {metric.key: metric for metric in METRICS}
 DERIVED = ("speedup", "efficiency_gain")  # figures of a group against the baseline
-# Compared between every two groups, and normalised over games where they are returns.
+# Compared between every two groups.
 TESTED = (
+    "return_at_wall_clock",
+    "return_at_timesteps",
+    "area_wall_clock",
+    "area_timesteps",
+    "final_reward",
+    "best_reward",
+    "test_return",
+    "train_return",
+    "full_return",
+    "generalisation_gap",
+    "hours_to_threshold",
+    "timesteps_to_threshold",
+    "average_fps",
+    "final_fps",
+    "peak_memory_gb",
+)
+# Returns that are normalised over games as well.
+NORMALISED = (
     "return_at_timesteps",
     "return_at_wall_clock",
     "area_timesteps",
     "area_wall_clock",
     "final_reward",
     "test_return",
-    "average_fps",
 )
-NORMALISED = tuple(key for key in TESTED if key != "average_fps")
+# What a run that was cut short has less of, so that it says nothing about the whole budget.
+OF_WHOLE_RUNS = (
+    "duration_hours",
+    "timesteps",
+    "updates",
+    "episodes",
+    "final_reward",
+    "best_reward",
+    "test_return",
+    "train_return",
+    "full_return",
+    "generalisation_gap",
+)
+TO_THRESHOLD = {"timesteps_to_threshold": CLOCKS[0], "hours_to_threshold": CLOCKS[1]}
 
 
 def _per_hour(run: Run) -> float:
@@ -109,12 +142,29 @@ _OF_RUN: dict[str, Callable[[Run], float]] = {
     "peak_memory_gb": lambda run: run.number("resource_usage.peak_memory_gb"),
     "average_memory_gb": lambda run: run.number("resource_usage.average_memory_gb"),
     "average_cpu_percent": lambda run: run.number("resource_usage.average_cpu_percent"),
+    "others_cpu_percent": lambda run: run.number("resource_usage.others_cpu_percent"),
 }
 
 
 def figures_of(run: Run) -> dict[str, float]:
     """The figures that a run states of itself; NaN where it does not."""
     return {key: of(run) for key, of in _OF_RUN.items()}
+
+
+def counted(runs: Sequence[Run], key: str, values: Values) -> Values:
+    """Of a figure of each run, (n,), those that means and tests are of; NaN for the others.
+
+    A figure of OF_WHOLE_RUNS counts for completed runs only, unless there are none. The way to a threshold
+    counts for no run if one of them never got there: a mean of the others would be too short.
+    """
+    completed = np.array([run.completed for run in runs])
+    if key in OF_WHOLE_RUNS and completed.any():
+        return np.where(completed, values, np.nan)
+    if key in TO_THRESHOLD:
+        has_rows = np.array([run.series[REWARD].size > 0 for run in runs])
+        if (np.isnan(values) & completed & has_rows).any():
+            return np.full_like(values, np.nan)
+    return values
 
 
 def return_curve(run: Run, clock: Clock) -> tuple[Values, Values]:
@@ -169,6 +219,15 @@ def reached_at(run: Run, clock: Clock, threshold: float) -> float:
     return math.inf if index is None else float(run.series[clock.column][index])
 
 
+def way_to(run: Run, threshold: float | None) -> dict[str, float]:
+    """What a run took to reach a threshold; NaN if it did not, or if there is none."""
+    at = {
+        key: math.inf if threshold is None else reached_at(run, clock, threshold) * clock.scale
+        for key, clock in TO_THRESHOLD.items()
+    }
+    return {key: value if math.isfinite(value) else math.nan for key, value in at.items()}
+
+
 class Reached(NamedTuple):
     """Of `n` seeds `hits` reached the threshold; the median takes the others as later than all."""
 
@@ -178,18 +237,20 @@ class Reached(NamedTuple):
     median: float | None
     """In timesteps or hours; None if half of the seeds or more never got there."""
     each: tuple[float | None, ...]
+    stopped: int = 0
+    """Further seeds that were cut short before they got there: nobody knows whether they would have."""
 
 
 def reached(runs: Sequence[Run], clock: Clock, threshold: float) -> Reached:
-    at = np.array(
-        [reached_at(run, clock, threshold) * clock.scale for run in runs if run.series[REWARD].size]
-    )
-    ordered = np.sort(at)
+    with_rows = [run for run in runs if run.series[REWARD].size]
+    at = [reached_at(run, clock, threshold) * clock.scale for run in with_rows]
+    known = sorted(value for run, value in zip(with_rows, at) if run.completed or math.isfinite(value))
+    n = len(known)
     # Without numpy's median, which makes NaN of two infinities.
-    middle = (ordered[(len(at) - 1) // 2] + ordered[len(at) // 2]) / 2 if len(at) else math.inf
-    each = tuple(float(value) if math.isfinite(value) else None for value in at)
-    median = float(middle) if math.isfinite(middle) else None
-    return Reached(threshold, int(np.isfinite(at).sum()), len(at), median, each)
+    middle = (known[(n - 1) // 2] + known[n // 2]) / 2 if n else math.inf
+    each = tuple(value if math.isfinite(value) else None for value in at)
+    median = middle if math.isfinite(middle) else None
+    return Reached(threshold, sum(map(math.isfinite, known)), n, median, each, len(at) - n)
 
 
 def threshold_of(thresholds: Mapping[str, float], game: str) -> float | None:

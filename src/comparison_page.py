@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from src.comparison import Comparison, GameResult
-from src.comparison_curves import Panel
+from src.comparison_curves import SMOOTH_SHARE, Panel, common_seeds, smoothed
 from src.comparison_data import curve_data, short
 from src.comparison_groups import machine_of
 from src.comparison_methods import methods
 from src.comparison_page_parts import bars, forest, points, settings_table, swatch, table_html
+from src.comparison_panel import MAX_LABELS
 from src.comparison_reference import reference_table, references
 from src.comparison_tables import across_table, pairs_table, phases_table, results_table, runs_table
 from src.comparison_text import notices
 from src.comparison_verdicts import findings
 from src.metrics import strict_json
+from src.terminal import counted
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
+SCRIPTS = ("comparison.js", "comparison_controls.js")  # one script in the page, in this order
 ZOOM_HINT = "Drag across a plot to zoom, double-click to see all of it; point at it to read values."
 BUTTONS = (
     '<span class="tools"><button type="button" data-zoom="in" aria-label="zoom in">+</button>'
@@ -42,10 +45,11 @@ def page(comparison: Comparison, panels: dict[str, list[Panel]]) -> str:
         for number, (title, content) in enumerate(sections)
     )
     links = "".join(f'<a href="#s{n}">{html.escape(title)}</a>' for n, (title, _) in enumerate(sections))
-    data = json.dumps(strict_json({"labels": comparison.labels, "panels": drawn}), separators=(",", ":"))
+    content = {"labels": comparison.labels, "seeds": common_seeds(comparison.results), "panels": drawn}
+    data = json.dumps(strict_json(content), separators=(",", ":"))
     title = html.escape("Comparison on " + ", ".join(game.game for game in comparison.games))
     style = (TEMPLATES / "comparison.css").read_text(encoding="utf-8")
-    script = (TEMPLATES / "comparison.js").read_text(encoding="utf-8")
+    script = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -69,8 +73,8 @@ def _facts(comparison: Comparison) -> str:
     machines = list(dict.fromkeys(map(machine_of, runs)))
     today = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     facts = [
-        f"{len(runs)} run{'' if len(runs) == 1 else 's'}",
-        f"{len(comparison.labels)} group{'' if len(comparison.labels) == 1 else 's'}",
+        counted(len(runs), "run"),
+        counted(len(comparison.labels), "group"),
         machines[0] if len(machines) == 1 else f"{len(machines)} different machines",
         today,
     ]
@@ -94,18 +98,21 @@ def _summary(comparison: Comparison) -> str:
     )
 
 
-def _legend(comparison: Comparison) -> str:
+def _legend(comparison: Comparison, named: bool = False) -> str:
+    """Buttons that show and hide groups; without names where the charts below name each line, which they do
+    if there are few groups and the window is wide."""
+    short = "" if named or len(comparison.labels) > MAX_LABELS else " short"
     buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-label="{html.escape(label)}">'
-        f"{swatch(index)}{html.escape(label)}</button>"
+        f'<button type="button" aria-pressed="true" data-label="{html.escape(label)}" '
+        f'title="show or hide {html.escape(label)}">{swatch(index)}<span>{html.escape(label)}</span></button>'
         for index, label in enumerate(comparison.labels)
     )
-    return f'<div class="legend" role="group" aria-label="groups to show">{buttons}</div>'
+    return f'<div class="legend{short}" role="group" aria-label="groups to show">{buttons}</div>'
 
 
 def _figure(panel: Panel, drawn: list[dict[str, Any]], reference: list[dict[str, Any]] | None = None) -> str:
     clock = "over timesteps" if panel.clock.key == "timesteps" else "over wall clock"
-    data = curve_data(panel, runs=panel.key == "return")
+    data = curve_data(smoothed(panel), runs=panel.key == "return")
     drawn.append({**data, **({"reference": reference} if reference else {})})
     more = ", published PPO in grey" if reference else ""
     return (
@@ -121,8 +128,8 @@ def _reference_lines(comparison: Comparison, game: GameResult, panel: Panel) -> 
         return None
     count = min(len(found.timesteps), int((found.timesteps <= panel.grid[-1]).sum()) + 1)
     lines = (
-        ("published, training levels", found.train_mean, found.train_std),
-        ("published, all levels", found.test_mean, found.test_std),
+        ("published PPO, training levels", found.train_mean, found.train_std),
+        ("published PPO, all levels", found.test_mean, found.test_std),
     )
     return [
         {
@@ -148,12 +155,21 @@ def _game_section(
     )
     return (
         f"{forest(game, comparison.labels)}"
-        f'<h3>Learning and speed</h3><p class="note">Line: mean over n seeds, thin lines: seeds, band: 95 % '
-        f"bootstrap interval of the mean; thin and dashed where fewer seeds are left. {ZOOM_HINT}</p>"
+        f'<h3>Learning and speed</h3><p class="note">{_explained(game)} {ZOOM_HINT}</p>'
         f'{_legend(comparison)}<div class="charts">{"".join(shown[:4])}</div>'
         f"<h3>All figures</h3>{table_html(results_table(game), comparison.labels)}"
-        f"{time}<h3>Policy loss, memory and CPU</h3>{_legend(comparison)}"
+        f"{time}<h3>Policy loss, memory and CPU</h3>{_legend(comparison, named=True)}"
         f'<div class="charts three">{"".join(shown[4:])}</div>'
+    )
+
+
+def _explained(game: GameResult) -> str:
+    """What lines and bands are, and n once for all where it is the same for all."""
+    seeds = common_seeds(game.groups)
+    mean = "mean over seeds" if seeds is None else f"mean of n={counted(seeds, 'seed')}"
+    return (
+        f"Line: {mean}, noisy figures smoothed over {SMOOTH_SHARE:.0%} of the axis; thin lines: seeds; band: "
+        "95 % bootstrap interval of the mean; thin and dashed where fewer seeds are left."
     )
 
 

@@ -16,12 +16,19 @@ from src.comparison_metrics import BY_KEY, CLOCKS
 from src.comparison_runs import Run
 from src.comparison_tables import Table, is_number_column, phase_shares
 from src.fairness import HARDWARE, SOFTWARE, show, total_threads
+from src.figures import tick_text
+from src.statistics import Estimate, Values
 
 PHASE_COLOURS = 7
+GROUP_COLOURS, PATTERNS = 8, 3  # of lines and swatches: beyond so many groups colours come again, dashed
+TICKS = 5  # about so many on the axis of returns
 
 
 def swatch(index: int) -> str:
-    return f'<span class="swatch" style="--c:var(--c{index % 8})"></span>'
+    """A group's colour, and its dashes where colours come again."""
+    pattern = index // GROUP_COLOURS % PATTERNS
+    kind = f"swatch d{pattern}" if pattern else "swatch"
+    return f'<span class="{kind}" style="--c:var(--c{index % GROUP_COLOURS})"></span>'
 
 
 def points(items: Sequence[str]) -> str:
@@ -64,47 +71,59 @@ def forest(game: GameResult, labels: Sequence[str]) -> str:
         window = game.windows[clock.key]
         if window is None:
             continue
-        rows, ends = _forest_rows(game, f"return_at_{clock.key}", labels)
-        axis = (
-            f'<div class="row"><span class="pad"></span><span class="ends"><span>{ends[0]:.3g}</span>'
-            f"<span>{ends[1]:.3g}</span></span></div>"
-        )
         figures.append(
             f"<figure><figcaption>Return at {clock.title} <small>{window_text(clock, window.end)}; "
             "dot: mean, bar: 95 % interval, rings: seeds</small></figcaption>"
-            f'<div class="forest">{rows}{axis}</div></figure>'
+            f'<div class="forest">{_forest_rows(game, f"return_at_{clock.key}", labels)}</div></figure>'
         )
-    return f'<div class="charts">{"".join(figures)}</div>'
+    return f'<div class="charts forests">{"".join(figures)}</div>'
 
 
-def _forest_rows(game: GameResult, metric: str, labels: Sequence[str]) -> tuple[str, tuple[float, float]]:
+def round_ticks(low: float, high: float, count: int = TICKS) -> list[float]:
+    """Up to `count` + 1 values between two others, at steps of 1, 2 or 5 times a power of ten."""
+    least = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [step * index for index in range(first, last + 1)]
+
+
+def _forest_rows(game: GameResult, metric: str, labels: Sequence[str]) -> str:
     found = [(result, result.estimates[metric]) for result in game.groups]
     reach = [result.values[metric][np.isfinite(result.values[metric])] for result in game.groups]
     reach += [np.array([each.low, each.high]) for _, each in found if each and each.low is not None]
     low, high = float(np.min(np.concatenate(reach))), float(np.max(np.concatenate(reach)))
     pad = 0.06 * ((high - low) or abs(high) or 1.0)
     low, high = low - pad, high + pad
+
+    def at(value: float) -> str:
+        return f"{100 * (value - low) / (high - low):.2f}%"
+
+    ticks = round_ticks(low, high)
+    grid = "".join(f'<s style="left:{at(tick)}"></s>' for tick in ticks)
     rows = ""
     for result, each in found:
         index, name = labels.index(result.group.label), html.escape(result.group.label)
-        colour = f"--c:var(--c{index % 8})"
-        if each is None:
-            empty = '<span class="track"></span><span>n/a</span>'
-            rows += f'<div class="row"><span>{swatch(index)}{name}</span>{empty}</div>'
-            continue
-
-        def at(value: float) -> str:
-            return f"{100 * (value - low) / (high - low):.2f}%"
-
-        marks = "".join(f'<u style="left:{at(v)}"></u>' for v in result.values[metric] if math.isfinite(v))
-        if each.low is not None and each.high is not None:
-            width = 100 * (each.high - each.low) / (high - low)
-            marks += f'<i style="left:{at(each.low)};width:{width:.2f}%"></i>'
-        text = f"{html.escape(with_interval(BY_KEY[metric], each))}, n={each.n}"
-        marks += f'<b style="left:{at(each.mean)}"></b>'
-        track = f'<span class="track" style="{colour}">{marks}</span>'
+        marks, text = grid, "n/a"
+        if each is not None:
+            marks += _forest_marks(each, result.values[metric], at)
+            of = "" if each.n == len(result.group.runs) else f" of {len(result.group.runs)}"
+            text = f"{html.escape(with_interval(BY_KEY[metric], each))}, n={each.n}{of}"
+        track = f'<span class="track" style="--c:var(--c{index % GROUP_COLOURS})">{marks}</span>'
         rows += f'<div class="row"><span>{swatch(index)}{name}</span>{track}<span>{text}</span></div>'
-    return rows, (low, high)
+    values = np.array(ticks)
+    texts = "".join(f'<span style="left:{at(tick)}">{tick_text(tick, values)}</span>' for tick in ticks)
+    unit = html.escape(BY_KEY[metric].unit)
+    axis = f'<span></span><span class="ticks">{texts}</span><span>{unit}</span>'
+    return f'{rows}<div class="row axis">{axis}</div>'
+
+
+def _forest_marks(each: Estimate, values: Values, at: Callable[[float], str]) -> str:
+    """Rings for seeds, a bar for the interval, a dot for the mean."""
+    marks = "".join(f'<u style="left:{at(value)}"></u>' for value in values if math.isfinite(value))
+    if each.low is not None and each.high is not None:
+        marks += f'<i style="left:{at(each.low)};right:calc(100% - {at(each.high)})"></i>'
+    return f'{marks}<b style="left:{at(each.mean)}"></b>'
 
 
 def bars(game: GameResult, labels: Sequence[str]) -> str:
@@ -125,7 +144,7 @@ def bars(game: GameResult, labels: Sequence[str]) -> str:
                 continue
             place = index % PHASE_COLOURS
             style = f"flex:{share:.4f} 0 0;--c:var(--p{place});--i:var(--p{place}-ink)"
-            word = f"{share:.0%}" if share >= 0.05 else ""
+            word = f"{share:.0%}" if share >= 0.07 else ""  # narrower ones have no room on a phone
             parts += f'<span style="{style}" title="{html.escape(name)} {share:.1%}">{word}</span>'
         spoken = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
         rows += (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -70,18 +69,18 @@ def _reference(game: GameResult, comparison: Comparison) -> Reference | None:
 
 
 def _differing(group: Group) -> str:
-    """`PPO parallel: env.num_envs 128 (published 64), ...`."""
-    run = group.runs[0]
-    ours: dict[str, Any] = {key: run.setting(key) for key in REFERENCE_SETTINGS} | {
-        "algorithm": run.algorithm
-    }
-    if ours["model.architecture"] == "auto":  # the IMPALA network, for images
-        ours["model.architecture"] = "impala"
-    parts = [
-        f"{key.split('.')[-1]} {show(ours[key])} (published {show(value)})"
-        for key, value in REFERENCE_SETTINGS.items()
-        if ours[key] != value
-    ]
+    """`PPO parallel: env.num_envs 128 (published 64), ..., not recorded: precision`."""
+    run, parts, unknown = group.runs[0], [], []
+    for key, value in REFERENCE_SETTINGS.items():
+        section, _, name = key.rpartition(".")
+        ours = run.algorithm if key == "algorithm" else run.setting(key)
+        if ours == "auto" and key == "model.architecture":  # the IMPALA network, for images
+            ours = "impala"
+        if ours is None and name not in (run.setting(section) or {}):
+            unknown.append(name)
+        elif ours != value:
+            parts.append(f"{name} {show(ours)} (published {show(value)})")
+    parts += [f"not recorded: {', '.join(unknown)}"] if unknown else []
     return f"{group.label}: {', '.join(parts)}" if parts else ""
 
 

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic_core import from_json
 
+from src.comparison_rows import COLUMNS, DamagedLine, read_series
 from src.config_file import read_config_file
 from src.cpu_utils import usable_cores
 from src.errors import UsageError
@@ -24,19 +23,8 @@ from src.run_folder import CONFIG_FILE
 from src.statistics import Values
 
 RECORD_FILE, ROWS_FILE, COLUMNS_FILE = "benchmark_metrics.json", "metrics.jsonl", "metrics.json"
+PARTS = ("hardware", "software", "performance", "resource_usage")  # of a record: names with values, or null
 MANY_BYTES, MAX_WORKERS = 100 * 2**20, 8
-# The columns of metrics.jsonl that a comparison uses.
-COLUMNS = (
-    "timesteps",
-    "update",
-    "time/elapsed_seconds",
-    "time/fps",
-    "rollout/ep_reward_mean",
-    "rollout/episodes",
-    "train/policy_loss",
-    "system/memory_gb",
-    "system/cpu_percent",
-)
 
 
 class Unusable(Exception):
@@ -77,6 +65,19 @@ class Run:
     def status(self) -> str:
         """completed, interrupted, or unfinished: one that left no record, for it runs still or was killed."""
         return str(self.record["status"])
+
+    @property
+    def completed(self) -> bool:
+        """Whether it used all of its budget, so that figures that grow with time stand for it."""
+        return self.status == "completed"
+
+    @property
+    def threads(self) -> float:
+        """Threads of all its processes; NaN where the record does not say."""
+        found = dig(self.record, "hardware.threads")
+        if isinstance(found, dict):
+            found = list(found.values())
+        return math.fsum(map(as_number, found)) if isinstance(found, list) and found else math.nan
 
     def setting(self, key: str) -> Any:
         """A setting by its dotted key; None if the run does not have it."""
@@ -164,6 +165,9 @@ def _read_record(path: Path) -> dict[str, Any] | None:
             raise Unusable(f"damaged: {RECORD_FILE} has no {key}")
     if not isinstance(record.get("seed"), (int, type(None))):
         raise Unusable(f"damaged: {RECORD_FILE} has seed = {record['seed']!r}")
+    for key in PARTS:
+        if not isinstance(record.get(key), (dict, type(None))):
+            raise Unusable(f"damaged: {RECORD_FILE} has {key} = {record[key]!r:.20}")
     if record["status"] not in ("completed", "interrupted"):
         raise Unusable(f"{record['status']} after {as_number(record.get('total_timesteps')):,.0f} timesteps")
     return record
@@ -175,6 +179,9 @@ def _record_from_rows(path: Path, series: Mapping[str, Values]) -> dict[str, Any
         config = read_config_file(path / CONFIG_FILE)
     except UsageError as error:
         raise Unusable(f"no {RECORD_FILE}, and {error}") from None
+    seed = dig(config, "training.seed")
+    if not isinstance(seed, (int, type(None))):
+        raise Unusable(f"no {RECORD_FILE}, and {CONFIG_FILE} has training.seed = {seed!r:.20}")
     seconds, timesteps = series["time/elapsed_seconds"][-1], series["timesteps"][-1]
     rewards = series["rollout/ep_reward_mean"][np.isfinite(series["rollout/ep_reward_mean"])]
     return {
@@ -182,7 +189,7 @@ def _record_from_rows(path: Path, series: Mapping[str, Values]) -> dict[str, Any
         "algorithm": config.get("algorithm", "unknown"),
         "training_mode": config.get("mode", "unknown"),
         "env": dig(config, "env.id") or "unknown",
-        "seed": dig(config, "training.seed"),
+        "seed": seed,
         "duration_hours": seconds / 3600,
         "total_timesteps": timesteps,
         "total_updates": series["update"][-1],
@@ -225,43 +232,6 @@ def _read_series(path: Path, record: Mapping[str, Any] | None) -> dict[str, Valu
         name = ROWS_FILE if rows_path is not None else COLUMNS_FILE
         raise Unusable(f"damaged: {name}{error if isinstance(error, DamagedLine) else ''}") from None
     return {key: np.empty(0) for key in COLUMNS}
-
-
-class DamagedLine(ValueError):
-    """Says which line."""
-
-
-def read_series(path: Path) -> dict[str, Values]:
-    """COLUMNS of a metrics.jsonl, (rows,) each. A last line that was cut while it was written is left out.
-
-    Line by line: memory that was just freed is used again, which takes half the time of parsing the whole
-    file at once; a file of 20,000 rows takes 80 ms. Raises DamagedLine.
-    """
-    lines = path.read_bytes().splitlines()
-    pick = itemgetter(*COLUMNS)
-    try:
-        rows = [pick(from_json(line, cache_strings="keys")) for line in lines]
-    except (ValueError, TypeError, KeyError):
-        rows = _careful_rows(lines)
-    try:
-        table = np.array(rows, np.float64).reshape(len(rows), len(COLUMNS))
-    except (ValueError, TypeError):
-        raise DamagedLine(" has a value that is not a number") from None
-    table[np.isinf(table)] = np.nan
-    return {key: np.ascontiguousarray(table[:, column]) for column, key in enumerate(COLUMNS)}
-
-
-def _careful_rows(lines: list[bytes]) -> list[tuple[Any, ...]]:
-    """COLUMNS of each line, None where a row lacks one. Raises DamagedLine that names the line."""
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = from_json(line)
-            rows.append(tuple(row.get(key) for key in COLUMNS))
-        except (ValueError, AttributeError):
-            if number < len(lines):
-                raise DamagedLine(f" line {number}") from None
-    return rows
 
 
 def _read_evaluation(path: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from src.comparison import Comparison, GameResult
-from src.comparison_format import MISSING, interval_text, p_text, spread_text, value_text
+from src.comparison import Comparison, GameResult, GroupResult, Pair
+from src.comparison_format import (
+    MISSING,
+    interval_text,
+    p_text,
+    reached_text,
+    spread_text,
+    value_text,
+    window_text,
+)
 from src.comparison_groups import machine_of
 from src.comparison_methods import methods
-from src.comparison_metrics import BY_KEY
+from src.comparison_metrics import BY_KEY, NORMALISED, TESTED, TO_THRESHOLD, Metric
 from src.comparison_runs import Run
+from src.comparison_tables import threshold_name
 from src.comparison_text import WIDTH, notices, unfairness
-from src.comparison_verdicts import Verdict, game_verdict, headline
+from src.comparison_verdicts import Verdict, across_verdict, game_verdict, headline
 from src.fairness import by_value, show
 
 NAME_WIDTH = 44  # of the names on the left
@@ -41,21 +50,19 @@ RUN_FIGURES = (
     "initial_reward",
     "final_reward",
     "best_reward",
+    "timesteps_to_threshold",
+    "hours_to_threshold",
     "train_return",
     "test_return",
+    "full_return",
     "generalisation_gap",
     "peak_memory_gb",
     "average_cpu_percent",
+    "others_cpu_percent",
 )
-CONTESTED = (
-    "return_at_wall_clock",
-    "return_at_timesteps",
-    "area_wall_clock",
-    "area_timesteps",
-    "final_reward",
-    "test_return",
-    "average_fps",
-    "peak_memory_gb",
+MARGINS = (
+    "A margin is the difference of two means, with the 95 % interval of Welch's test of these two groups "
+    "alone; who wins is decided by p, which is adjusted for all groups."
 )
 
 
@@ -70,9 +77,12 @@ def sheet(comparison: Comparison) -> str:
     for game in comparison.games:
         lines += ["", *_section(f"RUNS: {game.game}", _runs(game))]
         lines += ["", *_section(f"WINNERS: {game.game}", _winners(game))]
+    if comparison.across is not None and len(comparison.across.games) > 1:
+        title = f"WINNERS OVER {len(comparison.across.games)} GAMES: mean of normalised scores"
+        lines += ["", *_section(title, _winners_over_games(comparison))]
     lines += ["", *_section("NOT EQUAL BETWEEN THESE RUNS", _points(unfairness(comparison)))]
     lines += ["", *_section("CONCLUSION", _points([*headline(comparison), *notices(comparison)]))]
-    lines += ["", *_section("HOW THE FIGURES WERE MADE", _points(methods(comparison)))]
+    lines += ["", *_section("HOW THE FIGURES WERE MADE", _points([*methods(comparison), MARGINS]))]
     return "\n".join(lines)
 
 
@@ -131,42 +141,93 @@ def _settings(comparison: Comparison) -> Iterator[str]:
 
 def _runs(game: GameResult) -> Iterator[str]:
     for result in game.groups:
-        group = result.group
-        seeds = ", ".join(str(run.seed) for run in group.runs)
-        yield f"{group.label}  (n={len(group.runs)}, seeds {seeds})"
+        runs = result.group.runs
+        seeds = ", ".join(f"{run.seed}" if run.completed else f"{run.seed} ({run.status})" for run in runs)
+        yield f"{result.group.label}  (n={len(runs)}, seeds {seeds})"
         for key in RUN_FIGURES:
-            found = result.estimates.get(key)
-            if found is None:
-                continue
-            metric = BY_KEY[key]
-            each = ", ".join(value_text(metric, float(value)) for value in result.values[key])
-            interval = interval_text(metric, found) if metric.better else ""
-            mean = f"{spread_text(metric, found)} {interval}".strip()
-            name = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
-            yield from _field(name, each if len(group.runs) == 1 else f"{mean}; runs: {each}", indent=2)
+            name, mean, each = _way_to(result, key) if key in TO_THRESHOLD else _figure(result, key)
+            if mean:
+                yield from _field(name, each if len(runs) == 1 else f"{mean}; runs: {each}", indent=2)
+
+
+def _figure(result: GroupResult, key: str) -> tuple[str, str, str]:
+    """Name, mean and the figures of the runs; no mean where there is none."""
+    metric, found = BY_KEY[key], result.estimates[key]
+    if found is None:
+        return "", "", ""
+    each = ", ".join(value_text(metric, float(value)) for value in result.values[key])
+    n = f"(n={found.n})" if found.n != len(result.group.runs) else ""
+    parts = [spread_text(metric, found), n, interval_text(metric, found) if metric.better else ""]
+    name = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
+    return name, " ".join(filter(None, parts)), each
+
+
+def _way_to(result: GroupResult, key: str) -> tuple[str, str, str]:
+    """The same of the way to a threshold: the median, and where each run got there."""
+    clock = TO_THRESHOLD[key]
+    found = result.reached.get(clock.key)
+    if found is None:
+        return "", "", ""
+    each = [
+        window_text(clock, v / clock.scale) if math.isfinite(v) else MISSING
+        for v in result.values[key].tolist()
+    ]
+    return threshold_name(BY_KEY[key], found), reached_text(clock, found), ", ".join(each)
 
 
 def _winners(game: GameResult) -> Iterator[str]:
-    """For each contested figure who is ahead, by how much, and whether a test bears it out."""
-    for key in CONTESTED:
+    """For each figure that is tested who is ahead, by how much, and whether the test bears it out."""
+    for key in TESTED:
         judged = game_verdict(game, key)
-        if judged is not None and judged.runner_up is not None:
-            yield from _field(BY_KEY[key].title, winner_text(judged, game))
+        if judged is None or len(game.groups) < 2:
+            continue
+        pairs = [pair for pair in game.pairs if pair.metric == key]
+        yield from _field(BY_KEY[key].title, winner_text(judged, pairs, BY_KEY[key]))
 
 
-def winner_text(judged: Verdict, game: GameResult) -> str:
-    metric: Any = BY_KEY[judged.metric]
-    unit = f" {metric.unit}" if metric.unit else ""
+def _winners_over_games(comparison: Comparison) -> Iterator[str]:
+    assert comparison.across is not None
+    for key in NORMALISED:
+        judged = across_verdict(comparison, key)
+        if judged is None or len(comparison.labels) < 2:
+            continue
+        pairs = [pair for pair in comparison.across.pairs if pair.metric == key]
+        metric = BY_KEY[key]._replace(unit="", digits=3)
+        yield from _field(metric.title, winner_text(judged, pairs, metric))
+
+
+def winner_text(judged: Verdict, pairs: Sequence[Pair], metric: Metric) -> str:
+    """The verdict on a figure, with the margin; `pairs` are of this figure."""
+    lacking = "did not get there with every seed" if metric.key in TO_THRESHOLD else "no figure"
+    others = f"; {lacking}: {', '.join(judged.missing)}" if judged.missing else ""
+    if judged.runner_up is None:
+        return f"no winner: {judged.leader} stands alone{others}"
     if judged.tied:
-        return f"no winner: {', '.join([judged.leader, *judged.tied])} are equal"
-    ahead = f"ahead of {judged.runner_up} by {value_text(metric, judged.margin)}{unit}"
+        return f"no winner: {', '.join([judged.leader, *judged.tied])} are equal{others}"
+    margin = [value_text(metric, judged.margin), margin_interval(judged, pairs, metric), metric.unit]
+    ahead = f"ahead of {judged.runner_up} by {' '.join(filter(None, margin))}"
     if judged.won:
+        against = "the others" if judged.missing else "every other group"
         return (
-            f"{judged.leader}, {ahead} ({p_text(max(p for _, p in judged.beaten))} against every other group)"
+            f"{judged.leader}, {ahead} ({p_text(max(p for _, p in judged.beaten))} against {against}){others}"
         )
     doubt = []
     if judged.open:
         doubt.append(f"not distinguishable from {', '.join(judged.open)}")
     if judged.untested:
-        doubt.append(f"no test against {', '.join(judged.untested)}")
-    return f"no winner shown: {judged.leader} is {ahead}, but {'; '.join(doubt)}"
+        doubt.append(
+            f"no test against {', '.join(judged.untested)} (it takes two seeds each, and some spread)"
+        )
+    return f"no winner shown: {judged.leader} is {ahead}, but {'; '.join(doubt)}{others}"
+
+
+def margin_interval(judged: Verdict, pairs: Sequence[Pair], metric: Metric) -> str:
+    """Welch's 95 % interval of what the leader is better by than the next group; empty without a test."""
+    both = {judged.leader, judged.runner_up}
+    test = next((pair for pair in pairs if {pair.ours, pair.theirs} == both and pair.welch is not None), None)
+    if test is None or test.welch is None:
+        return ""
+    ends = [test.welch.low, test.welch.high]
+    if (test.ours == judged.leader) != (metric.better > 0):  # then the test has it the other way round
+        ends = [-end for end in reversed(ends)]
+    return f"[{value_text(metric, ends[0])}, {value_text(metric, ends[1])}]"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from src.comparison import Comparison, GameResult, GroupResult, Pair
+from src.comparison import Across, Aggregate, Comparison, GameResult, GroupResult, Pair
+from src.comparison_estimates import ENOUGH
 from src.comparison_format import (
     MISSING,
     interval_text,
@@ -18,12 +19,24 @@ from src.comparison_format import (
     window_text,
     with_interval,
 )
-from src.comparison_metrics import BY_KEY, CLOCKS, DERIVED, METRICS, Metric
+from src.comparison_metrics import (
+    BY_KEY,
+    CLOCKS,
+    DERIVED,
+    METRICS,
+    OF_WHOLE_RUNS,
+    TO_THRESHOLD,
+    Metric,
+    Reached,
+)
 from src.comparison_runs import as_number, dig
+from src.procgen_scores import NORMALISATION
 from src.statistics import Estimate
+from src.terminal import counted
 
 MANY_PAIRS = 6  # beyond that texts show only those with the baseline; comparison.json has all
 PHASES = ("env", "inference", "learn", "sync", "wait", "other")
+TRIMMED = 4  # scores from which on an interquartile mean leaves some out
 
 
 @dataclass
@@ -44,15 +57,17 @@ def is_number_column(table: Table, index: int) -> bool:
 def results_table(game: GameResult) -> Table:
     """Every figure as mean ± sample standard deviation, below it the 95 % interval; a column for a group."""
     note = "mean ± sample standard deviation over seeds; [95 % bootstrap interval of the mean]"
-    table = Table(f"Results: {game.game}", ["", *(result.group.label for result in game.groups)], note=note)
+    table = Table(f"Results: {game.game}", ["", *(result.group.label for result in game.groups)])
+    if not all(run.completed for result in game.groups for run in result.group.runs):
+        note += "; what a run that was cut short has less of is of completed runs only, n says of how many"
+    table.note = note
     seeds = [", ".join(str(run.seed) for run in result.group.runs) for result in game.groups]
     table.rows.append(["Seeds (n)", *(f"n={len(r.group.runs)}\n({s})" for r, s in zip(game.groups, seeds))])
     for metric in METRICS:
-        if all(result.estimates.get(metric.key) is None for result in game.groups):
-            continue
-        table.rows.append([_row_name(game, metric), *(_cell(metric, result) for result in game.groups)])
-        if metric.key == "area_wall_clock":
-            table.rows += _threshold_rows(game)
+        if metric.key in TO_THRESHOLD:
+            table.rows += _threshold_row(game, metric)
+        elif any(result.estimates.get(metric.key) is not None for result in game.groups):
+            table.rows.append([_row_name(game, metric), *(_cell(metric, result) for result in game.groups)])
     return table
 
 
@@ -63,7 +78,7 @@ def _row_name(game: GameResult, metric: Metric) -> str:
         if window is not None and metric.key in (f"return_at_{clock.key}", f"area_{clock.key}"):
             start = f"{window_text(clock, window.start)} to " if metric.key.startswith("area") else ""
             return f"{metric.title}\n({start}{window_text(clock, window.end)})"
-    return f"{metric.title} ({metric.unit})" if metric.unit not in ("", "×", "%") else metric.title
+    return f"{metric.title} ({metric.unit})" if metric.unit and metric.key not in DERIVED else metric.title
 
 
 def _cell(metric: Metric, result: GroupResult) -> str:
@@ -72,30 +87,35 @@ def _cell(metric: Metric, result: GroupResult) -> str:
     interval = interval_text(metric, found) if metric.better else ""
     if found is not None and found.n != len(result.group.runs) and metric.key not in DERIVED:
         text += f" (n={found.n})"
+    if found is not None and metric.key in OF_WHOLE_RUNS and not any(r.completed for r in result.group.runs):
+        text += " (cut short)"
     return f"{text}\n{interval}" if interval else text
 
 
-def _threshold_rows(game: GameResult) -> list[list[str]]:
-    if not any(result.reached for result in game.groups):
+def threshold_name(metric: Metric, found: Reached) -> str:
+    """`Time to a return of 8`."""
+    return metric.title.replace("the threshold", f"a return of {found.threshold:g}")
+
+
+def _threshold_row(game: GameResult, metric: Metric) -> list[list[str]]:
+    """What the groups took to reach the threshold; no row without one."""
+    clock = TO_THRESHOLD[metric.key]
+    found = [result.reached.get(clock.key) for result in game.groups]
+    some = next((each for each in found if each is not None), None)
+    if some is None:
         return []
-    value = next(each.threshold for result in game.groups for each in result.reached.values())
-    names = {"timesteps": "Timesteps", "wall_clock": "Time"}
-    return [
-        [
-            f"{names[clock.key]} to a return of {value:g}\n(median of seeds)",
-            *(reached_text(clock, result.reached.get(clock.key)) for result in game.groups),
-        ]
-        for clock in CLOCKS
-    ]
+    return [[f"{threshold_name(metric, some)}\n(median of seeds)", *(reached_text(clock, r) for r in found)]]
 
 
 def pairs_table(pairs: Sequence[Pair], title: str, baseline: str) -> Table:
     """Tests between groups; with many groups only those against the baseline."""
     header = ["First - second", "Difference [95 %]", "Welch's t", "p", "Holm's p"]
-    header += ["P(first > second) [95 %]", "n"]
+    header += ["P(first better) [95 %]", "n"]
     note = (
         "Welch's t-test, p also adjusted by Holm's method over all pairs of a figure; P: the probability "
-        "that a run of the first is above one of the second; pairs without two seeds each have no test"
+        "that a run of the first is better than one of the second (of memory, gap, way to a threshold less "
+        f"is better), with an interval where both have {ENOUGH} runs and resamples differ; pairs without two "
+        "seeds each have no test"
     )
     chosen = [pair for pair in pairs if min(pair.counts) > 1]
     labels = {pair.ours for pair in pairs} | {pair.theirs for pair in pairs}
@@ -120,22 +140,15 @@ def _pair_row(pair: Pair) -> list[str]:
     return [name, *cells, share, f"{pair.counts[0]}, {pair.counts[1]}"]
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def across_table(comparison: Comparison) -> Table | None:
     """Procgen-normalised scores over games; a column for a group."""
     across = comparison.across
     if across is None:
         return None
     labels = list(dict.fromkeys(label for scores in across.scores.values() for label in scores))
-    title = f"Procgen-normalised scores over {_count(len(across.games), 'game')} ({', '.join(across.games)})"
-    note = (
-        "IQM: mean of the middle half of all runs; mean: of the games' means; [95 % interval, runs resampled "
-        "within each game]; 0 is no skill, 1 the maximum"
-    )
-    table = Table(title, ["", *labels], note=note)
+    games = ", ".join(across.games)
+    over = f" over {counted(len(across.games), 'game')} ({games})" if len(across.games) > 1 else f": {games}"
+    table = Table(f"Procgen-normalised scores{over}", ["", *labels], note=_scores_note(across))
     runs = {
         label: max(scores[label].iqm.n for scores in across.scores.values() if label in scores)
         for label in labels
@@ -143,6 +156,8 @@ def across_table(comparison: Comparison) -> Table | None:
     table.rows.append(["Runs (n)", *(f"n={runs[label]}" for label in labels)])
     for key, scores in across.scores.items():
         for name, at in (("IQM", 0), ("mean", 1)):
+            if name == "IQM" and not _trims(scores):
+                continue
             cells = [
                 _score_cell(scores[label][at], runs[label]) if label in scores else MISSING
                 for label in labels
@@ -150,6 +165,21 @@ def across_table(comparison: Comparison) -> Table | None:
             if any(cell != MISSING for cell in cells):
                 table.rows.append([f"{BY_KEY[key].title}\n({name})", *cells])
     return table
+
+
+def _trims(scores: Mapping[str, Aggregate]) -> bool:
+    """Whether the interquartile mean of some group is another figure than its mean."""
+    return any(found.iqm.n >= TRIMMED for found in scores.values())
+
+
+def _scores_note(across: Across) -> str:
+    trims = [_trims(scores) for scores in across.scores.values() if scores]
+    parts = ["IQM: mean of the middle half of all runs"] if any(trims) else []
+    parts.append("mean: of the games' means" if len(across.games) > 1 else "mean: over runs")
+    if not all(trims):
+        parts.append(f"the interquartile mean of fewer than {TRIMMED} runs is their mean, and left out")
+    parts.append("[95 % interval, runs resampled within each game]")
+    return "; ".join([*parts, f"0 is no skill, 1 the maximum, by the ranges of {NORMALISATION}"])
 
 
 def _score_cell(found: Estimate, runs: int) -> str:

@@ -21,6 +21,8 @@ from src.comparison_verdicts import cautions, headline
 
 WIDTH = 80
 NAME_WIDTH, CELL_WIDTH = 32, 24  # of the first column and of the others, at the most
+WIDE, WIDE_NAME = 136, 36  # of the report: hold the widest tables, of tests and of runs, in one piece
+PROSE = 110
 TITLE = "COMPARISON OF RUNS"
 
 
@@ -59,13 +61,13 @@ def unfairness(comparison: Comparison) -> list[str]:
     return [f"{each.aspect}: {each.text}" for each in comparison.fairness]
 
 
-def terminal(comparison: Comparison) -> str:
-    """What is printed: 80 columns."""
+def terminal(comparison: Comparison, width: int = WIDTH) -> str:
+    """What is printed: 80 columns, or tables of another width."""
     return "\n".join(
         [
             *_title(TITLE),
             *_bullets([*headline(comparison), *notices(comparison)]),
-            *(line for table in main_tables(comparison) for line in ["", *layout(table)]),
+            *(line for table in main_tables(comparison) for line in ["", *layout(table, width)]),
             *_section("Not equal between these runs", unfairness(comparison)),
         ]
     )
@@ -73,9 +75,9 @@ def terminal(comparison: Comparison) -> str:
 
 def report(comparison: Comparison) -> str:
     """comparison_report.txt: all tables, and how the figures were made."""
-    further = [line for table in further_tables(comparison) for line in ["", *layout(table, 110)]]
+    further = [line for table in further_tables(comparison) for line in ["", *layout(table, WIDE)]]
     made = _section("How the figures were made", methods(comparison))
-    return "\n".join([terminal(comparison), *further, *made, ""])
+    return "\n".join([terminal(comparison, WIDE), *further, *made, ""])
 
 
 def _title(text: str) -> list[str]:
@@ -98,8 +100,9 @@ def _bullets(items: Sequence[str]) -> list[str]:
 
 def layout(table: Table, width: int = WIDTH) -> list[str]:
     """A table in as many blocks as it takes to stay within `width`; each block repeats the first column."""
+    first = NAME_WIDTH if width < WIDE else WIDE_NAME
     columns = [
-        [_wrapped(cell, CELL_WIDTH if index else NAME_WIDTH) for cell in column]
+        [_wrapped(cell, CELL_WIDTH if index else first) for cell in column]
         for index, column in enumerate(zip(table.header, *table.rows))
     ]
     widths = [max(len(line) for cell in column for line in cell) for column in columns]
@@ -118,7 +121,7 @@ def layout(table: Table, width: int = WIDTH) -> list[str]:
                 lines.append("  ".join(parts).rstrip())
             lines += [rule] if row == 0 else []
     if table.note:
-        lines += textwrap.wrap(f"({table.note})", width, break_on_hyphens=False)
+        lines += textwrap.wrap(f"({table.note})", min(width, PROSE), break_on_hyphens=False)
     return lines
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,15 +35,20 @@ class Verdict:
     """Groups for which there is no test: one seed on either side, or no spread at all."""
     tied: tuple[str, ...]
     """Groups with the very same mean."""
+    missing: tuple[str, ...] = ()
+    """Groups without this figure: nothing can be said of them."""
 
     @property
     def won(self) -> bool:
-        """Whether the leader is shown to be above every other group."""
+        """Whether the leader is shown to be above every other group that has the figure."""
         return bool(self.beaten) and not self.open and not self.untested
 
 
-def verdict(metric: str, means: dict[str, float], pairs: Sequence[Pair], better: int = 1) -> Verdict | None:
-    """The verdict on one figure; `means` by label, `pairs` of this figure. None without any mean."""
+def verdict(
+    metric: str, means: dict[str, float], pairs: Sequence[Pair], better: int = 1, labels: Sequence[str] = ()
+) -> Verdict | None:
+    """The verdict on one figure; `means` by label, `pairs` of this figure, `labels` of all groups, of those
+    without a mean too. None without any mean."""
     if not means:
         return None
     leader = max(means, key=lambda label: better * means[label])
@@ -59,15 +64,17 @@ def verdict(metric: str, means: dict[str, float], pairs: Sequence[Pair], better:
             still_open.append(label)
     margin = abs(means[leader] - means[others[0]]) if others else None
     tied = tuple(label for label in others if means[label] == means[leader])
+    missing = tuple(label for label in labels if label not in means)
     runner_up = others[0] if others else None
-    return Verdict(metric, leader, margin, runner_up, tuple(beaten), tuple(still_open), tuple(untested), tied)
+    groups = (tuple(beaten), tuple(still_open), tuple(untested), tied, missing)
+    return Verdict(metric, leader, margin, runner_up, *groups)
 
 
 def game_verdict(game: GameResult, metric: str) -> Verdict | None:
     found = {result.group.label: result.estimates.get(metric) for result in game.groups}
     means = {label: each.mean for label, each in found.items() if each is not None}
     pairs = [pair for pair in game.pairs if pair.metric == metric]
-    return verdict(metric, means, pairs, BY_KEY[metric].better or 1)
+    return verdict(metric, means, pairs, BY_KEY[metric].better or 1, list(found))
 
 
 def across_verdict(comparison: Comparison, metric: str) -> Verdict | None:
@@ -75,7 +82,8 @@ def across_verdict(comparison: Comparison, metric: str) -> Verdict | None:
     if comparison.across is None:
         return None
     means = {label: each.mean.mean for label, each in comparison.across.scores[metric].items()}
-    return verdict(metric, means, [pair for pair in comparison.across.pairs if pair.metric == metric])
+    pairs = [pair for pair in comparison.across.pairs if pair.metric == metric]
+    return verdict(metric, means, pairs, labels=comparison.labels)
 
 
 class Finding(NamedTuple):
@@ -105,7 +113,8 @@ def findings(comparison: Comparison) -> list[Finding]:
                 continue
             place = f"{game.game}, {clock.title} ({window_text(clock, window.end)})"
             estimates = {result.group.label: result.estimates[metric] for result in game.groups}
-            found.append(finding(place, "return", judged, estimates))
+            sizes = {result.group.label: len(result.group.runs) for result in game.groups}
+            found.append(finding(place, "return", judged, estimates, sizes))
     return [*found, *(_speed(game, comparison.baseline) for game in comparison.games)]
 
 
@@ -119,26 +128,43 @@ def _over_games(comparison: Comparison, metric: str, title: str) -> list[Finding
     if judged is None or comparison.across is None:
         return []
     estimates = {label: each.mean for label, each in comparison.across.scores[metric].items()}
+    sizes: dict[str, int] = {}
+    for game in comparison.games:
+        for result in game.groups if game.game in comparison.across.games else []:
+            sizes[result.group.label] = sizes.get(result.group.label, 0) + len(result.group.runs)
     place = f"Over {len(comparison.across.games)} games, {title}"
-    return [finding(place, "normalised score", judged, dict(estimates))]
+    return [finding(place, "normalised score", judged, dict(estimates), sizes)]
 
 
-def finding(place: str, what: str, judged: Verdict, estimates: dict[str, Estimate | None]) -> Finding:
-    """A verdict in words, no stronger than its tests."""
+def finding(
+    place: str,
+    what: str,
+    judged: Verdict,
+    estimates: Mapping[str, Estimate | None],
+    sizes: Mapping[str, int],
+) -> Finding:
+    """A verdict in words, no stronger than its tests. `sizes` has the number of runs of each group, so that
+    those which the figure is missing of are seen."""
 
     def named(label: str) -> str:
         return f"{label} ({figure(label)})"
 
     def figure(label: str) -> str:
         found = estimates[label]
-        return "" if found is None else f"{with_interval(BY_KEY[judged.metric], found)}, n={found.n}"
+        if found is None:
+            return ""
+        n = f"n={found.n}" if found.n == sizes[label] else f"n={found.n} of {sizes[label]}"
+        return f"{with_interval(BY_KEY[judged.metric], found)}, {n}"
 
+    without = _without(judged.missing)
     if judged.runner_up is None:
-        return Finding(place, f"only {judged.leader} can be shown", f"Mean {what} {figure(judged.leader)}.")
+        detail = f"Mean {what} {figure(judged.leader)}{without}."
+        return Finding(place, f"only {judged.leader} can be shown", detail)
     if judged.tied:
         equal = _listed([named(label) for label in (judged.leader, *judged.tied)])
-        return Finding(place, "no winner", f"{equal} have the same mean {what}.")
-    claim = f"{judged.leader} is best" if judged.won else f"no clear winner; {judged.leader} is ahead"
+        return Finding(place, "no winner", f"{equal} have the same mean {what}{without}.")
+    among = f" of the {len(judged.beaten) + 1} groups with a figure" if judged.missing else ""
+    claim = f"{judged.leader} is best{among}" if judged.won else f"no clear winner; {judged.leader} is ahead"
     parts = []
     if judged.beaten:
         worst = max(p for _, p in judged.beaten)
@@ -148,7 +174,11 @@ def finding(place: str, what: str, judged: Verdict, estimates: dict[str, Estimat
     if judged.untested:
         names = _listed([named(label) for label in judged.untested])
         parts.append(f"no test against {names}: it takes two seeds each, and some spread")
-    return Finding(place, claim, f"Mean {what} {figure(judged.leader)}; {'; '.join(parts)}.")
+    return Finding(place, claim, f"Mean {what} {figure(judged.leader)}; {'; '.join(parts)}{without}.")
+
+
+def _without(labels: Sequence[str]) -> str:
+    return f"; no figure for {_listed(labels)}" if labels else ""
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -163,26 +193,28 @@ def _speed(game: GameResult, baseline: str) -> Finding:
     known = [(result, each) for result in game.groups if (each := result.estimates["speedup"]) is not None]
     if not known:
         fastest = game_verdict(game, "average_fps")
-        claim = f"{fastest.leader} is fastest" if fastest else "not recorded"
-        return Finding(place, claim, f"{baseline}, the baseline, did not play this game.")
+        claim = f"{fastest.leader} was fastest" if fastest else "not recorded"
+        return Finding(place, claim, f"{baseline}, the baseline, has no figure in this game.")
+    absent = [result.group.label for result in game.groups if result.estimates["speedup"] is None]
+    without = _without(absent)
     result, best = max(known, key=lambda pair: pair[1].mean)
     label = result.group.label
     if label == baseline:
         others = "no group is" if len(game.groups) > 1 else "there is no group"
-        return Finding(place, f"{others} faster than {baseline}", "")
+        detail = f"No figure for {_listed(absent)}." if absent else ""
+        return Finding(place, f"{others} faster than {baseline}", detail)
     pairs = [each for each in game.pairs if each.metric == "average_fps"]
     pair = next(each for each in pairs if {each.ours, each.theirs} == {label, baseline})
     runs = "one run each" if max(pair.counts) < 2 else f"n={pair.counts[0]} and {pair.counts[1]}"
     factor = with_interval(metric, best)
     detail = f"{factor} the timesteps per second of {baseline} ({runs})"
     if pair.p_adjusted is None:
-        return Finding(place, f"{label} was fastest", f"{detail}; no test is possible.")
+        return Finding(place, f"{label} was fastest", f"{detail}; no test is possible{without}.")
+    p = p_text(pair.p_adjusted)
     if pair.p_adjusted < SIGNIFICANCE:
-        return Finding(place, f"{label} is faster than {baseline}", f"{detail}, {p_text(pair.p_adjusted)}.")
+        return Finding(place, f"{label} is faster than {baseline}", f"{detail}, {p}{without}.")
     claim = f"no clear difference; {label} is ahead"
-    return Finding(
-        place, claim, f"{detail}; not distinguishable from equal speed ({p_text(pair.p_adjusted)})."
-    )
+    return Finding(place, claim, f"{detail}; not distinguishable from equal speed ({p}){without}.")
 
 
 def cautions(comparison: Comparison) -> list[str]:
@@ -205,8 +237,8 @@ def cautions(comparison: Comparison) -> list[str]:
 def _early(comparison: Comparison) -> list[str]:
     """Whether returns are compared where runs had finished fewer episodes than a mean is of."""
     few = []
-    for result in comparison.results:
-        windows = next(game.windows for game in comparison.games if game.env == result.group.env)
+    for game, result in [(each, result) for each in comparison.games for result in each.groups]:
+        windows = game.windows
         for run in result.group.runs:
             x, episodes = rising(run.series["timesteps"], run.series["rollout/episodes"])
             window = windows["timesteps"]

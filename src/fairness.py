@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from src.comparison_groups import APART, Group, game_name, settings_of
-from src.comparison_runs import Run, as_number, dig
+from src.comparison_groups import APART, Group, game_name, parts_of, settings_of
+from src.comparison_runs import Run, dig
+from src.comparison_studies import logged
+from src.fairness_load import load_texts
 
 TOLERANCE = 0.05  # durations closer than this, as a share of the longest, are equal
-STUDY_LOG = "study_log.jsonl"  # what run_benchmark.py notes beside the runs of a study
-BUSY_PERCENT = 10.0  # of the cores, used by other programs: figures of runs vary by about as much anyway
-BUSY = 0.5  # load per core beyond a run's own threads from which on a machine was busy
 HARDWARE = ("cpu_model", "physical_cores", "usable_cores", "ram_gb")
 SOFTWARE = ("python", "torch", "numpy", "procgen", "gymnasium", "git_commit")
 BUDGET = ("training.duration_hours", "training.total_timesteps")
@@ -25,7 +20,15 @@ SECTIONS = {
     "model.": "network",
     "training.": "hyperparameters",
     "impala.": "hyperparameters",
+    "parallel.num_workers": "hyperparameters",
+    "cluster.num_nodes": "hardware",
+    "cluster.compression": "hyperparameters",
+    "cluster.overlap": "hyperparameters",
 }
+# Settings that mean something to one algorithm only: each worker of A3C learns by itself.
+OF_ALGORITHM = {"impala.": "impala", "parallel.num_workers": "a3c"}
+# What runs do that were started without these settings.
+WITHOUT = {"cluster.num_nodes": 1, "cluster.compression": "none", "cluster.overlap": False}
 
 
 class Difference(NamedTuple):
@@ -43,14 +46,16 @@ def differences(groups: Sequence[Group], skipped: Sequence[tuple[Any, str]] = ()
         _hardware,
         _duration,
         _load,
-        _overlap,
         _software,
         _seeds,
         _evaluations,
         _marked,
     )
     found = [difference for check in checks for difference in check(groups)]
-    left_out = [f"{path}: {reason}" for path, reason in skipped]
+    reasons: dict[str, list[str]] = {}
+    for path, reason in skipped:
+        reasons.setdefault(reason, []).append(str(path))
+    left_out = [f"{', '.join(paths)}: {reason}" for reason, paths in reasons.items()]
     return found + ([Difference("runs left out", "; ".join(left_out))] if left_out else [])
 
 
@@ -82,12 +87,14 @@ def _sentence(name: str, found: dict[str, list[str]]) -> str:
 
 def _games(groups: Sequence[Group]) -> Iterator[Difference]:
     games = list(dict.fromkeys(group.game for group in groups))
-    if len(games) < 2:
-        return
-    yield Difference(
-        "game",
-        f"{len(games)} games ({', '.join(games)}): raw returns are compared within a game only",
-    )
+    if len(games) > 1:
+        listed = f"{len(games)} games ({', '.join(games)})"
+        yield Difference("game", f"{listed}: raw returns are compared within a game only")
+    for game in games:
+        modes = [part.name for part in parts_of([group for group in groups if group.game == game])]
+        if len(modes) > 1:
+            listed = " and ".join(modes)
+            yield Difference("game", f"{listed} are different tasks: their returns are not compared")
     played: dict[str, list[str]] = {}
     for group in groups:
         played.setdefault(group.label, []).append(group.game)
@@ -100,17 +107,24 @@ def _settings(groups: Sequence[Group]) -> Iterator[Difference]:
     """Levels, network, environments and hyperparameters, in that order."""
     configs = {id(run): settings_of(run) for group in groups for run in group.runs}
     keys = dict.fromkeys(key for config in configs.values() for key in config if key not in APART)
-    impala = [group for group in groups if group.algorithm == "impala"]
     found: dict[str, list[str]] = {}
     for key in keys:
-        section = next((name for start, name in SECTIONS.items() if key.startswith(start)), None)
+        start = next((start for start in SECTIONS if key.startswith(start)), None)
+        if start is None:
+            continue
+        section, algorithm = SECTIONS[start], OF_ALGORITHM.get(start)
         section = "total environments" if key == "env.num_envs" else section
         section = "budget" if key in BUDGET else section
-        concerned = impala if key.startswith("impala.") else groups
-        values = by_value(concerned, lambda run, key=key: configs[id(run)].get(key))  # type: ignore[misc]
-        if section is not None and len(values) > 1:
+        concerned = [group for group in groups if algorithm in (None, group.algorithm)]
+
+        def value(run: Run, key: str = key) -> Any:
+            own = configs[id(run)].get(key)
+            return WITHOUT.get(key) if own is None else own
+
+        values = by_value(concerned, value)
+        if len(values) > 1:
             found.setdefault(section, []).append(_sentence(key.split(".", 1)[1], values))
-    for section in dict.fromkeys(["levels", "network", "total environments", "hyperparameters", "budget"]):
+    for section in ("levels", "network", "total environments", "hyperparameters", "budget", "hardware"):
         for text in found.get(section, []):
             yield Difference(section, text)
 
@@ -140,12 +154,7 @@ def _fact(run: Run, key: str) -> Any:
 
 def total_threads(run: Run) -> Any:
     """Threads of all processes of a run."""
-    threads = dig(run.record, "hardware.threads")
-    if isinstance(threads, dict):
-        threads = list(threads.values())
-    numbers = [as_number(each) for each in threads] if isinstance(threads, list) else []
-    total = math.fsum(numbers)
-    return int(total) if numbers and math.isfinite(total) else "not recorded"
+    return int(run.threads) if math.isfinite(run.threads) else "not recorded"
 
 
 def _duration(groups: Sequence[Group]) -> Iterator[Difference]:
@@ -168,69 +177,10 @@ def _span(values: Iterable[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _study_starts(log: Path) -> dict[str, float]:
-    """Share of the cores, in percent, that other programs used before each run of a study began."""
-    found = {}
-    try:
-        for line in log.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            share = as_number(dig(row, "load.cpu_percent"))
-            if isinstance(row, dict) and isinstance(row.get("run"), str) and math.isfinite(share):
-                found[row["run"]] = share
-    except (OSError, ValueError):
-        pass  # no study, or a log that was cut: what was read before counts
-    return found
-
-
-def used_by_others(run: Run) -> float:
-    """Percent of the cores in use before a run began; NaN where no study measured it."""
-    path = run.path.resolve()
-    return _study_starts(path.parent / STUDY_LOG).get(path.name, math.nan)
-
-
 def _load(groups: Sequence[Group]) -> Iterator[Difference]:
-    """A machine that did other things: before a run, or at its end more than its own threads make."""
-    busy, ends = [], []
-    for run in (run for group in groups for run in group.runs):
-        cores, end = run.number("hardware.usable_cores"), run.number("hardware.load_average")
-        own = as_number(total_threads(run))
-        ends += [end] if math.isfinite(end) else []
-        if used_by_others(run) >= BUSY_PERCENT:
-            busy.append(f"{run.path.name} ({used_by_others(run):.0f} % of the cores before it began)")
-        elif end > own + BUSY * cores:
-            busy.append(f"{run.path.name} ({end:.2f} at its end with {own:.0f} threads of its own)")
-    if busy:
-        yield Difference("load", f"the machine was busy with other work during {'; '.join(busy)}")
-    sizes = [run.number("hardware.usable_cores") for group in groups for run in group.runs]
-    least = min((each for each in sizes if math.isfinite(each)), default=1.0)
-    if ends and max(ends) - min(ends) > BUSY * least:
-        spans = {g.label: _span(r.number("hardware.load_average") for r in g.runs) for g in groups}
-        listed = "; ".join(f"{label} {span}" for label, span in spans.items())
-        yield Difference("load", f"load average at the end: {listed}")
-
-
-def _overlap(groups: Sequence[Group]) -> Iterator[Difference]:
-    """Runs at the same time: on one machine they slow each other; a record does not say on which it was."""
-    spans = []
-    for run in (run for group in groups for run in group.runs):
-        try:
-            begun = datetime.fromisoformat(str(run.record.get("start_time"))).timestamp()
-            ended = datetime.fromisoformat(str(run.record.get("end_time"))).timestamp()
-            spans.append((begun, ended, run.path.name))
-        except ValueError:
-            continue
-    spans.sort()
-    pairs = [
-        f"{first[2]} and {second[2]}"
-        for first, second in pairwise(spans)
-        if second[0] < first[1] - 1  # times are whole seconds
-    ]
-    if pairs:
-        more = f" and {len(pairs) - 3} more pairs" if len(pairs) > 3 else ""
-        text = (
-            f"runs overlapped in time, and slowed each other if they shared a machine: {'; '.join(pairs[:3])}"
-        )
-        yield Difference("load", text + more)
+    """Whatever else the machines did."""
+    for text in load_texts([run for group in groups for run in group.runs]):
+        yield Difference("load", text)
 
 
 def _software(groups: Sequence[Group]) -> Iterator[Difference]:
@@ -273,3 +223,8 @@ def _marked(groups: Sequence[Group]) -> Iterator[Difference]:
     for run in (run for group in groups for run in group.runs):
         if run.notes:
             yield Difference("runs marked", f"{run.path.name}: {', '.join(run.notes)}")
+    logs = logged(run for group in groups for run in group.runs)
+    anew = [run.path.name for run, log in logs.items() if log.anew]
+    if anew:
+        text = f"completed before and begun anew, so their first results are gone: {', '.join(anew)}"
+        yield Difference("runs marked", text)

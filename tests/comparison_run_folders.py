@@ -10,6 +10,11 @@ from typing import Any
 
 import yaml
 
+from src.comparison import Comparison, Options, compare
+from src.comparison_groups import group_runs
+from src.comparison_runs import load_run
+from src.statistics import Bootstrap
+
 CONFIG: dict[str, Any] = {
     "env": {
         "id": "procgen-coinrun-v0",
@@ -217,3 +222,26 @@ def evaluation(root: Path, train: float, test: float, name: str = "final_both.js
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))
     return path
+
+
+class RunSet:
+    """Runs in a folder, and their comparison."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.paths: list[Path] = []
+
+    def add(self, *arguments: Any, **changes: Any) -> Path:
+        """Write a run; see `write_run`."""
+        self.paths.append(write_run(self.root / f"run{len(self.paths)}", *arguments, **changes))
+        return self.paths[-1]
+
+    def add_ends(self, ends: dict[str, list[float]], **changes: Any) -> None:
+        """Write runs that stay at one return, by mode, with the seeds 0, 1, ..."""
+        for mode, returns in ends.items():
+            for seed, end in enumerate(returns):
+                self.add(line(end, end, 1000, 100), mode=mode, seed=seed, **changes)
+
+    def compare(self, **options: Any) -> Comparison:
+        options.setdefault("bootstrap", Bootstrap(500, 1))
+        return compare(group_runs([(0, load_run(path)) for path in self.paths]), Options(**options))

@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from src.comparison import Comparison, GameResult, GroupResult, Options, compare
+from src.comparison import GroupResult
 from src.comparison_curves import game_panels, score_panels
-from src.comparison_groups import group_runs
-from src.comparison_runs import load_run
-from src.comparison_verdicts import findings, game_verdict, headline
 from src.statistics import Bootstrap
-from tests.comparison_run_folders import evaluation, line, row, write_run
+from tests.comparison_run_folders import RunSet, evaluation, line, row
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Any:
-    """Collects runs; `compare` analyses them."""
-
-    class Study:
-        def __init__(self) -> None:
-            self.paths: list[Path] = []
-
-        def add(self, *arguments: Any, **changes: Any) -> Path:
-            self.paths.append(write_run(tmp_path / f"run{len(self.paths)}", *arguments, **changes))
-            return self.paths[-1]
-
-        def compare(self, **options: Any) -> Comparison:
-            options.setdefault("bootstrap", Bootstrap(500, 1))
-            runs = [(0, load_run(path)) for path in self.paths]
-            return compare(group_runs(runs), Options(**options))
-
-    return Study()
-
-
-def group(game: GameResult, label: str) -> GroupResult:
-    return next(result for result in game.groups if result.group.label == label)
+def study(tmp_path: Path) -> RunSet:
+    return RunSet(tmp_path)
 
 
 def mean(result: GroupResult, metric: str) -> float:
@@ -49,7 +26,7 @@ def mean(result: GroupResult, metric: str) -> float:
     return found.mean
 
 
-def test_equal_timesteps_and_equal_wall_clock_by_hand(study: Any) -> None:
+def test_equal_timesteps_and_equal_wall_clock_by_hand(study: RunSet) -> None:
     # Sequential: 1,000 timesteps in 100 s, returns 1 to 11 on a line from the first row (100, 10 s).
     study.add(line(1, 11, 1000, 100, count=10), mode="sequential")
     # Parallel: 3,000 timesteps in 100 s, returns 2 to 20 from (300, 10 s).
@@ -68,7 +45,7 @@ def test_equal_timesteps_and_equal_wall_clock_by_hand(study: Any) -> None:
     assert mean(parallel, "area_wall_clock") == pytest.approx(11)
 
 
-def test_speedup_and_efficiency_gain(study: Any) -> None:
+def test_speedup_and_efficiency_gain(study: RunSet) -> None:
     study.add(line(1, 2, 1000, 100), mode="sequential", seed=1)
     study.add(line(1, 2, 1400, 100), mode="sequential", seed=2)
     study.add(line(1, 2, 3000, 100), mode="parallel", seed=1)
@@ -82,7 +59,7 @@ def test_speedup_and_efficiency_gain(study: Any) -> None:
     assert mean(other.groups[0], "speedup") == pytest.approx(12 / 30)
 
 
-def test_mean_and_std_over_seeds(study: Any) -> None:
+def test_mean_and_std_over_seeds(study: RunSet) -> None:
     for seed, end in enumerate((4.0, 5.0, 9.0)):
         study.add(line(1, end, 1000, 100), seed=seed)
     (game,) = study.compare().games
@@ -91,7 +68,7 @@ def test_mean_and_std_over_seeds(study: Any) -> None:
     assert (found.mean, found.std) == pytest.approx((6.0, math.sqrt(7)))  # 4 + 1 + 9 over 2
 
 
-def test_run_cut_short_does_not_shorten_the_others(study: Any) -> None:
+def test_run_cut_short_does_not_shorten_the_others(study: RunSet) -> None:
     study.add(line(1, 2, 1000, 100), seed=1)
     study.add(line(1, 2, 200, 20), seed=2, status="interrupted")
     study.add(line(1, 2, 1000, 100), mode="parallel", seed=1)
@@ -104,7 +81,7 @@ def test_run_cut_short_does_not_shorten_the_others(study: Any) -> None:
     assert game.groups[0].values["final_reward"].tolist() == [2, 2]
 
 
-def test_group_of_interrupted_runs_alone_counts_up_to_its_longest(study: Any) -> None:
+def test_group_of_interrupted_runs_alone_counts_up_to_its_longest(study: RunSet) -> None:
     study.add(line(1, 2, 1000, 100), seed=1)
     study.add(line(1, 2, 400, 20), mode="parallel", seed=1, status="interrupted")
     study.add(line(1, 2, 200, 10), mode="parallel", seed=2, status="interrupted")
@@ -113,36 +90,7 @@ def test_group_of_interrupted_runs_alone_counts_up_to_its_longest(study: Any) ->
     assert window is not None and window.end == 400
 
 
-def test_threshold(study: Any) -> None:
-    def rows(rewards: list[float], episodes: list[int]) -> list[dict[str, Any]]:
-        return [
-            row(100 * i, 10.0 * i, reward, **{"rollout/episodes": count})
-            for i, (reward, count) in enumerate(zip(rewards, episodes), 1)
-        ]
-
-    # The first 9 is the mean of too few episodes.
-    study.add(rows([9, 5, 8, 9], [3, 90, 120, 150]), seed=1)
-    study.add(rows([1, 8.5, 7, 9], [100, 120, 140, 160]), seed=2)
-    study.add(rows([1, 2, 3, 4], [100, 120, 140, 160]), seed=3)
-    (game,) = study.compare(thresholds={"coinrun": 8.0}).games
-    times = game.groups[0].reached
-    assert times["timesteps"][1:4] == (2, 3, 300.0) and times["timesteps"].each == (300.0, 200.0, None)
-    assert times["wall_clock"].median == pytest.approx(30 / 3600)
-    (never,) = study.compare(thresholds={"": 8.8}).games
-    assert never.groups[0].reached["timesteps"].hits == 2  # 9 and 9, at the end
-    (half,) = study.compare(thresholds={"": 9.5}).games
-    assert half.groups[0].reached["timesteps"][1:4] == (0, 3, None)
-    assert study.compare(thresholds={"maze": 8.0}).games[0].groups[0].reached == {}
-
-
-def test_threshold_of_an_even_number_of_seeds_half_of_which_never_got_there(study: Any) -> None:
-    study.add(line(1, 9, 1000, 100), seed=1)
-    study.add(line(1, 2, 1000, 100), seed=2)
-    (game,) = study.compare(thresholds={"": 8.0}).games
-    assert game.groups[0].reached["timesteps"].median is None
-
-
-def test_evaluations_and_generalisation_gap(study: Any) -> None:
+def test_evaluations_and_generalisation_gap(study: RunSet) -> None:
     evaluation(study.add(line(1, 2, 1000, 100), seed=1), 8.0, 6.0)
     evaluation(study.add(line(1, 2, 1000, 100), seed=2), 9.0, 6.5)
     (game,) = study.compare().games
@@ -151,13 +99,13 @@ def test_evaluations_and_generalisation_gap(study: Any) -> None:
     assert mean(result, "generalisation_gap") == 2.25
 
 
-def two_groups(study: Any, ours: list[float], theirs: list[float], env: str = "procgen-coinrun-v0") -> None:
-    for mode, ends in (("sequential", ours), ("parallel", theirs)):
-        for seed, end in enumerate(ends):
-            study.add(line(end, end, 1000, 100), mode=mode, seed=seed, env=env)
+def two_groups(
+    study: RunSet, ours: list[float], theirs: list[float], env: str = "procgen-coinrun-v0"
+) -> None:
+    study.add_ends({"sequential": ours, "parallel": theirs}, env=env)
 
 
-def test_pairs_equal_scipys(study: Any) -> None:
+def test_pairs_equal_scipys(study: RunSet) -> None:
     ours, theirs = [5.0, 6.0, 6.5], [7.0, 7.2, 6.4]
     two_groups(study, ours, theirs)
     (game,) = study.compare().games
@@ -169,7 +117,7 @@ def test_pairs_equal_scipys(study: Any) -> None:
     assert pair.counts == (3, 3)
 
 
-def test_scores_over_games(study: Any) -> None:
+def test_scores_over_games(study: RunSet) -> None:
     coinrun = {"sequential": [6.0, 7.0, 8.0], "parallel": [7.0, 8.0, 9.0]}
     starpilot = {"sequential": [10.0, 20.0, 30.0], "parallel": [15.0, 40.0, 41.0]}
     two_groups(study, *coinrun.values())
@@ -191,7 +139,7 @@ def test_scores_over_games(study: Any) -> None:
     assert pair.improvement is not None and pair.improvement.mean == pytest.approx(np.mean(shares))
 
 
-def test_different_games_are_never_averaged_as_raw_returns(study: Any) -> None:
+def test_different_games_are_never_averaged_as_raw_returns(study: RunSet) -> None:
     study.add(line(5, 5, 1000, 100), seed=1)
     study.add(line(50, 50, 1000, 100), seed=1, env="procgen-starpilot-v0")
     comparison = study.compare()
@@ -201,7 +149,7 @@ def test_different_games_are_never_averaged_as_raw_returns(study: Any) -> None:
     assert score == pytest.approx((0 + 47.5 / 61.5) / 2)
 
 
-def test_scores_need_games_that_all_groups_played(study: Any) -> None:
+def test_scores_need_games_that_all_groups_played(study: RunSet) -> None:
     study.add(line(5, 6, 1000, 100), seed=1)
     study.add(line(5, 6, 1000, 100), mode="parallel", seed=1, env="procgen-maze-v0")
     assert study.compare().across is None
@@ -210,13 +158,13 @@ def test_scores_need_games_that_all_groups_played(study: Any) -> None:
     assert across is not None and across.games == ["coinrun"]
 
 
-def test_no_scores_without_a_published_range(study: Any) -> None:
+def test_no_scores_without_a_published_range(study: RunSet) -> None:
     study.add(line(5, 6, 1000, 100), env="CartPole-v1")
     study.add(line(5, 6, 1000, 100), env="procgen-maze-v0", settings={"env.distribution_mode": "memory"})
     assert study.compare().across is None
 
 
-def test_run_without_any_return(study: Any) -> None:
+def test_run_without_any_return(study: RunSet) -> None:
     study.add([row(100 * i, i, None) for i in range(1, 5)], seed=1)
     study.add(line(1, 2, 1000, 100), mode="parallel", seed=1)
     (game,) = study.compare().games
@@ -224,47 +172,8 @@ def test_run_without_any_return(study: Any) -> None:
     assert game.groups[0].estimates["final_reward"] is None
 
 
-class TestClaims:
-    def test_a_winner_needs_a_test(self, study: Any) -> None:
-        two_groups(study, [5.0, 5.1, 5.2], [9.0, 9.1, 9.2])
-        judged = game_verdict(study.compare().games[0], "return_at_wall_clock")
-        assert judged is not None and judged.leader == "PPO parallel" and judged.won
-        assert judged.margin == pytest.approx(4.0)
-        assert "PPO parallel is best" in headline(study.compare())[0]
-
-    def test_overlap_is_no_winner(self, study: Any) -> None:
-        two_groups(study, [5.0, 7.0, 9.0], [6.0, 8.0, 9.5])
-        text = headline(study.compare())[0]
-        assert "no clear winner; PPO parallel is ahead" in text and "not distinguishable from" in text
-
-    def test_one_seed_is_no_winner(self, study: Any) -> None:
-        two_groups(study, [5.0], [9.0])
-        comparison = study.compare()
-        assert "no clear winner" in headline(comparison)[0] and "no test against" in headline(comparison)[0]
-        speed = findings(comparison)[-1]
-        assert speed.claim == "no group is faster than PPO sequential"
-
-    def test_equal_means_are_no_winner(self, study: Any) -> None:
-        two_groups(study, [5.0, 7.0], [6.0, 6.0])
-        assert ": no winner." in headline(study.compare())[0]
-
-    def test_many_pairs_are_adjusted(self, study: Any) -> None:
-        # A pair alone has p = 0.03; as one of three it is not enough.
-        for mode, ends in (
-            ("sequential", [1.0, 2, 3]),
-            ("parallel", [3.6, 4.6, 5.2]),
-            ("distributed", [0.0, 5, 9]),
-        ):
-            for seed, end in enumerate(ends):
-                study.add(line(end, end, 1000, 100), mode=mode, seed=seed)
-        (game,) = study.compare().games
-        pair = next(each for each in game.pairs if each.metric == "return_at_timesteps")
-        assert pair.welch is not None and pair.p_adjusted == pytest.approx(3 * pair.welch.p)
-        assert pair.welch.p < 0.05 < pair.p_adjusted
-
-
 class TestPanels:
-    def test_mean_ends_with_its_runs(self, study: Any) -> None:
+    def test_mean_ends_with_its_runs(self, study: RunSet) -> None:
         study.add(line(2, 2, 1000, 100), seed=1)
         study.add(line(4, 4, 400, 40), seed=2, status="interrupted")
         comparison = study.compare()
@@ -275,7 +184,7 @@ class TestPanels:
         assert curve.band.mean[at[405]] == 2 and curve.band.n[at[405]] == 1
         assert math.isnan(curve.band.low[at[405]])
 
-    def test_a_moment_longer_does_not_bend_the_mean(self, study: Any) -> None:
+    def test_a_moment_longer_does_not_bend_the_mean(self, study: RunSet) -> None:
         study.add(line(2, 2, 1000, 100), seed=1)
         study.add(line(4, 4, 980, 98), seed=2)
         panel = game_panels(study.compare().games[0], Bootstrap(200, 1))[0]
@@ -283,7 +192,7 @@ class TestPanels:
         shown = np.isfinite(curve.band.mean)
         assert set(curve.band.mean[shown]) == {3.0} and set(curve.band.n) == {0, 2}
 
-    def test_fps_is_timesteps_over_seconds(self, study: Any) -> None:
+    def test_fps_is_timesteps_over_seconds(self, study: RunSet) -> None:
         rows = [row(100, 1.0, 1), row(300, 2.0, 1), row(700, 4.0, 1)]  # 100, 200, 200 a second
         study.add(rows)
         panel = next(p for p in game_panels(study.compare().games[0], Bootstrap(200, 1)) if p.key == "fps")
@@ -292,7 +201,7 @@ class TestPanels:
             np.full(151, 200.0)
         )
 
-    def test_scores_are_the_mean_of_the_games(self, study: Any) -> None:
+    def test_scores_are_the_mean_of_the_games(self, study: RunSet) -> None:
         study.add(line(7.5, 7.5, 1000, 100))
         study.add(line(33.25, 33.25, 1000, 100), env="procgen-starpilot-v0")
         first, _ = score_panels(study.compare())
@@ -300,7 +209,7 @@ class TestPanels:
         assert first.curves[0].band.mean[shown] == pytest.approx(0.5)
 
 
-def test_run_whose_first_episode_ends_late_does_not_block_the_others(study: Any) -> None:
+def test_run_whose_first_episode_ends_late_does_not_block_the_others(study: RunSet) -> None:
     study.add(line(1, 2, 1000, 100), mode="sequential")
     study.add(line(3, 4, 1000, 100), mode="parallel")
     study.add(

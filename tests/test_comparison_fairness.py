@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,8 @@ def compare(tmp_path: Path) -> Any:
 def test_nothing_but_the_mode_is_nothing(compare: Any) -> None:
     assert compare() == {}
     assert compare(settings={"parallel.num_workers": 2}) == {}
+    one_node = {"cluster.num_nodes": 1, "cluster.compression": "none", "cluster.overlap": False}
+    assert compare(mode="distributed", settings=one_node) == {}
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,21 @@ def test_nothing_but_the_mode_is_nothing(compare: Any) -> None:
             "learning_rate: 0.0005 in PPO seq",
         ),
         (
+            "hardware",
+            {"mode": "distributed", "settings": {"cluster.num_nodes": 4}},
+            "num_nodes: 1 in PPO sequential; 4 in PPO distributed",
+        ),
+        (
+            "hyperparameters",
+            {"mode": "distributed", "settings": {"cluster.compression": "bf16"}},
+            "compression: none in PPO sequential; bf16 in PPO distributed",
+        ),
+        (
+            "hyperparameters",
+            {"mode": "distributed", "settings": {"cluster.overlap": True}},
+            "overlap: False in PPO sequential; True in PPO distributed",
+        ),
+        (
             "budget",
             {"settings": {"training.duration_hours": 1.0}},
             "duration_hours: 0.5 in PPO sequential; 1 in",
@@ -77,6 +93,7 @@ def test_nothing_but_the_mode_is_nothing(compare: Any) -> None:
         ),
         ("duration", {"rows": line(1, 2, 1000, 150)}, "hours: PPO sequential 0.0278; PPO parallel 0.0417"),
         ("load", {"record": {"hardware.load_average": 7.5}}, "b (7.50 at its end with 2 threads of its own)"),
+        ("load", {"record": {"resource_usage.others_cpu_percent": 12.0}}, "b (12 % of the CPUs while it"),
         (
             "software",
             {"record": {"software.torch": "2.14.0"}},
@@ -97,6 +114,11 @@ def test_difference_is_named(compare: Any, aspect: str, changes: dict[str, Any],
 
 def test_durations_within_five_percent_are_equal(compare: Any) -> None:
     assert "duration" not in compare(rows=line(1, 2, 1000, 104))
+
+
+def test_what_others_used_during_a_run_counts_more_than_averages_that_remember(compare: Any) -> None:
+    idle = {"resource_usage.others_cpu_percent": 1.2, "hardware.load_average": 4.0}
+    assert "load" not in compare(record=idle)
 
 
 def test_runs_at_the_same_time(compare: Any) -> None:
@@ -135,9 +157,43 @@ def test_evaluations_that_differ_or_are_missing(tmp_path: Path) -> None:
     assert "episodes_per_split: 100 in PPO sequential; 50 in PPO sequential" in texts
 
 
-def test_load_that_a_study_measured_before_a_run(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "study/run", line(1, 2, 10, 1))
-    facts = {"event": "start", "run": "run", "load": {"cpu_percent": 35.0}}
-    (tmp_path / "study/study_log.jsonl").write_text(json.dumps(facts) + "\n")
-    (found,) = differences(group_runs([(0, load_run(path))]))
-    assert found.aspect == "load" and "run (35 % of the cores before it began)" in found.text
+def test_threads_of_a_run_are_no_other_work(compare: Any) -> None:
+    # Two threads make 1.9 in the first run: with four threads of its own 3.9 is as little beyond them.
+    assert "load" not in compare(record={"hardware.load_average": 3.9, "hardware.threads": [1, 1, 1, 1]})
+    assert "load" not in compare(record={"hardware.load_average": 0.3, "hardware.threads": [2]})
+    found = compare(record={"hardware.load_average": 5.1, "hardware.threads": [1, 1, 1, 1]})["load"]
+    assert (
+        found == "the machine was busy with other work during b (5.10 at its end with 4 threads of its own)\n"
+    )
+
+
+def test_load_of_one_node_is_held_against_its_threads_alone(compare: Any) -> None:
+    record = {"hardware.load_average": 7.0, "hardware.threads": [2, 2, 2, 2]}
+    settings = {"cluster.num_nodes": 4}
+    assert "b (7.00 at its end with 2 threads" in compare(record=record, settings=settings)["load"]
+
+
+def test_workers_of_a3c_change_the_algorithm(tmp_path: Path) -> None:
+    rows = line(1, 2, 10, 1)
+    paths = [
+        write_run(tmp_path / str(n), rows, "a3c", "parallel", settings={"parallel.num_workers": n})
+        for n in (2, 4)
+    ]
+    found = differences(group_runs([(0, load_run(path)) for path in paths]))
+    assert [(each.aspect, each.text) for each in found] == [
+        ("hyperparameters", "num_workers: 2 in A3C parallel, 2 workers; 4 in A3C parallel, 4 workers")
+    ]
+
+
+def test_modes_of_one_game_are_told_apart(compare: Any) -> None:
+    found = compare(settings={"env.distribution_mode": "hard"})
+    assert found["game"] == (
+        "coinrun easy and coinrun hard are different tasks: their returns are not compared\n"
+    )
+
+
+def test_runs_left_out_for_one_reason_share_it(tmp_path: Path) -> None:
+    group = group_runs([(0, load_run(write_run(tmp_path / "run", line(1, 2, 10, 1))))])
+    skipped = [(Path("a"), "it has not begun"), (Path("b"), "damaged"), (Path("c"), "it has not begun")]
+    (found,) = differences(group, skipped)
+    assert found == ("runs left out", "a, c: it has not begun; b: damaged")

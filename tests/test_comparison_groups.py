@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from src.comparison_groups import Group, find_baseline, group_runs
+from src.comparison_groups import Group, find_baseline, group_runs, parts_of
 from src.comparison_runs import Run, load_run
 from src.errors import UsageError
 from tests.comparison_run_folders import line, write_run
@@ -117,3 +117,30 @@ def test_baseline_that_names_none_or_several(make: Any, wanted: str) -> None:
     groups = group_runs([make(), make("ppo", "parallel")])
     with pytest.raises(UsageError, match="PPO sequential; PPO parallel"):
         find_baseline(groups, wanted)
+
+
+class TestParts:
+    def shape(self, groups: list[Group]) -> list[tuple[str, str, list[str]]]:
+        return [(part.key, part.name, [group.label for group in part.groups]) for part in parts_of(groups)]
+
+    def test_are_the_games(self, make: Any) -> None:
+        groups = group_runs(
+            [make(), make(mode="parallel"), make(env="procgen-maze-v0"), make(env="CartPole-v1")]
+        )
+        assert self.shape(groups) == [
+            ("procgen-coinrun-v0", "coinrun", ["PPO sequential", "PPO parallel"]),
+            ("procgen-maze-v0", "maze", ["PPO sequential"]),
+            ("CartPole-v1", "CartPole-v1", ["PPO sequential"]),
+        ]
+
+    def test_are_the_modes_of_a_game_easy_first(self, make: Any) -> None:
+        hard = {"settings": {"env.distribution_mode": "hard"}}
+        groups = group_runs([make("a2c", **hard), make("impala"), make("impala", **hard)])
+        assert self.shape(groups) == [
+            ("procgen-coinrun-v0", "coinrun easy", ["IMPALA sequential, easy"]),
+            ("procgen-coinrun-v0 hard", "coinrun hard", ["A2C sequential", "IMPALA sequential, hard"]),
+        ]
+
+    def test_are_named_by_the_game_alone_where_all_play_one_mode(self, make: Any) -> None:
+        groups = group_runs([make(settings={"env.distribution_mode": "hard"})])
+        assert self.shape(groups) == [("procgen-coinrun-v0", "coinrun", ["PPO sequential"])]

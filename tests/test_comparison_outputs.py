@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from src.comparison import Comparison, Options, compare
+from src.comparison_csv import csv_text
 from src.comparison_curves import Panel, game_panels, score_panels
-from src.comparison_data import csv_text, json_data
+from src.comparison_data import json_data
 from src.comparison_figure import draw_game, draw_games
 from src.comparison_groups import group_runs
 from src.comparison_page import page
 from src.comparison_runs import load_run
 from src.comparison_sheet import sheet
-from src.comparison_tables import Table
-from src.comparison_text import layout, markdown, report, terminal
+from src.comparison_tables import Table, across_table
+from src.comparison_text import layout, main_tables, markdown, report, terminal
 from src.metrics import strict_json
 from src.statistics import Bootstrap
-from tests.comparison_run_folders import evaluation, line, write_run
+from tests.comparison_run_folders import RunSet, evaluation, line, write_run
 
 UNEQUAL = "num_envs: 64 in PPO sequential; 128 in PPO parallel"
 SOURCE = "openai/train-procgen, train_procgen/constants.py"
@@ -70,6 +72,28 @@ class TestText:
         assert max(map(len, text.splitlines())) <= 80
         for part in (UNEQUAL, "bad: damaged", "n=2", "Speedup", "2.00×", "+100.0%", "Published PPO: coinrun"):
             assert part in flat(text)
+
+    def test_terminal_has_units_and_the_source_of_the_scores(self, comparison: Comparison) -> None:
+        rows = [row[0] for table in main_tables(comparison) for row in table.rows]
+        assert "Average CPU (%)" in rows and {"Speedup", "Efficiency gain"} < {*rows}
+        assert f"0 is no skill, 1 the maximum, by the ranges of {SOURCE}" in flat(terminal(comparison))
+
+    @pytest.mark.parametrize(("seeds", "trims"), [(3, False), (4, True)])
+    def test_interquartile_mean_is_shown_where_it_is_not_the_mean(
+        self, tmp_path: Path, seeds: int, trims: bool
+    ) -> None:
+        table = across_table(analysed(tmp_path, seeds=seeds))
+        assert table is not None and table.title == "Procgen-normalised scores: coinrun"
+        names = [row[0] for row in table.rows]
+        assert "Final reward\n(mean)" in names and ("Final reward\n(IQM)" in names) == trims
+        assert ("IQM: mean of the middle half" in table.note) == trims
+        assert ("of fewer than 4 runs is their mean" in table.note) != trims
+
+    def test_several_games_are_named_and_trimmed_over_all(self, tmp_path: Path) -> None:
+        table = across_table(analysed(tmp_path, ("procgen-coinrun-v0", "procgen-maze-v0")))
+        assert table is not None
+        assert table.title == "Procgen-normalised scores over 2 games (coinrun, maze)"
+        assert "Final reward\n(IQM)" in [row[0] for row in table.rows]  # of two seeds in each game
 
     def test_report_has_tests_and_methods(self, comparison: Comparison) -> None:
         text = flat(report(comparison))
@@ -130,13 +154,57 @@ class TestSheet:
 class TestData:
     def test_csv(self, comparison: Comparison) -> None:
         rows = list(csv.DictReader(io.StringIO(csv_text(comparison))))
-        assert [row["row"] for row in rows] == ["run", "run", "group", "run", "run", "group"]
+        kinds = [row["row"] for row in rows]
+        assert kinds[:6] == ["run", "run", "group", "run", "run", "group"] and set(kinds[6:]) == {"test"}
         assert float(rows[0]["final_reward"]) == 6 and float(rows[1]["final_reward"]) == 7
         assert float(rows[2]["final_reward"]) == 6.5 and float(rows[2]["final_reward_std"]) == pytest.approx(
             0.5**0.5
         )
         assert float(rows[5]["speedup"]) == 2 and rows[0]["test_return"] == "6.0"
         assert all(UNEQUAL in row["not_equal"] for row in rows)
+
+    def test_csv_has_n_scores_and_thresholds(self, comparison: Comparison) -> None:
+        rows = list(csv.DictReader(io.StringIO(csv_text(comparison))))
+        group = rows[2]
+        assert (group["n"], group["final_reward_n"], group["full_return_n"]) == ("2", "2", "")
+        scores = [float(row["final_reward_normalised"]) for row in rows[:3]]
+        assert scores == pytest.approx([(6 - 5) / 5, (7 - 5) / 5, 0.3])
+        assert [group[f"threshold{name}"] for name in ("", "_reached", "_known", "_stopped")] == [
+            *("6.5", "1", "2", "0")
+        ]
+        # The second seed is at 4 + 3 (i - 1) / 39 in row i of 40: above 6.5 from row 34 on.
+        assert rows[0]["timesteps_to_threshold"] == "" and float(rows[1]["timesteps_to_threshold"]) == 255_000
+        assert float(rows[1]["hours_to_threshold"]) == pytest.approx(0.5 * 34 / 40)
+        assert group["hours_to_threshold"] == group["hours_to_threshold_median"] == ""
+
+    def test_csv_has_the_tests(self, tmp_path: Path) -> None:
+        runs = RunSet(tmp_path)
+        ours, theirs = [5.0, 6.0, 6.5], [7.0, 7.2, 6.4]
+        for env in ("procgen-coinrun-v0", "procgen-maze-v0"):
+            runs.add_ends({"sequential": ours, "parallel": theirs}, env=env)
+        rows = csv.DictReader(io.StringIO(csv_text(runs.compare())))
+        tests = {(row["game"], row["metric"]): row for row in rows if row["row"] == "test"}
+        row, reference = tests["coinrun", "final_reward"], stats.ttest_ind(ours, theirs, equal_var=False)
+        assert (row["group"], row["second"], row["n"], row["second_n"]) == (
+            *("PPO sequential", "PPO parallel", "3", "3"),
+        )
+        interval = reference.confidence_interval(0.95)
+        for column, value in (
+            ("difference", sum(ours) / 3 - sum(theirs) / 3),
+            ("difference_low95", interval.low),
+            ("difference_high95", interval.high),
+            ("t", reference.statistic),
+            ("degrees", reference.df),
+            ("p", reference.pvalue),
+            ("p_holm", reference.pvalue),
+            ("p_better", 1 / 9),  # 6.5 beats 6.4
+        ):
+            assert float(row[column]) == pytest.approx(value, abs=1e-9), column
+        assert row["p_better_low95"] == ""  # of three seeds
+        # Both games have a range of 5 above 5.
+        scores = tests["coinrun, maze", "final_reward_normalised"]
+        assert float(scores["difference"]) == pytest.approx(float(row["difference"]) / 5)
+        assert scores["n"] == "6"
 
     def test_json_is_strict_and_complete(self, comparison: Comparison) -> None:
         text = json.dumps(strict_json(json_data(comparison, panels_of(comparison))), allow_nan=False)
@@ -160,7 +228,7 @@ class TestData:
 
 
 class TestFigure:
-    def test_four_panels_with_names_units_and_n(self, comparison: Comparison) -> None:
+    def test_four_panels_with_names_and_units(self, comparison: Comparison) -> None:
         game = comparison.games[0]
         figure = draw_game(comparison, game, panels_of(comparison)[game.env])
         figure.draw_without_rendering()
@@ -168,9 +236,10 @@ class TestFigure:
         assert titles == ["Episode return", "FPS", "Policy loss", "Timesteps"]
         for ax in figure.axes:
             words = " ".join(text.get_text().replace("\n", " ") for text in ax.texts)
-            assert "PPO sequential (n=2)" in words and "PPO parallel (n=2)" in words
+            assert "PPO sequential" in words and "PPO parallel" in words
         assert [ax.get_xlabel() for ax in figure.axes][:2] == ["timesteps", "minutes of wall clock"]
         assert any("total environments" in text.get_text() for text in figure.texts)
+        assert any("n=2 seeds each" in text.get_text() for text in figure.texts)
 
     def test_several_games_show_scores(self, tmp_path: Path) -> None:
         found = analysed(tmp_path, ("procgen-coinrun-v0", "procgen-maze-v0"))

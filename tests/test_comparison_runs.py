@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from src import comparison_runs
+from src.comparison import Options, compare
 from src.comparison_folders import find_runs
+from src.comparison_groups import group_runs
 from src.comparison_runs import Run, Unusable, load_run, load_runs
 from src.errors import UsageError
 from tests.comparison_run_folders import evaluation, line, row, write_run
@@ -69,6 +72,33 @@ class TestReading:
         run = write_run(tmp_path / "run", line(5, 6, 1000, 10))
         (run / "benchmark_metrics.json").write_bytes(content.encode("latin1"))
         assert reason(run).startswith("damaged: benchmark_metrics.json")
+
+    @pytest.mark.parametrize(
+        ("key", "value", "shown"),
+        [
+            ("hardware", "x", "'x'"),
+            ("hardware", [1], "[1]"),
+            ("software", ["a"], "['a']"),
+            ("performance", 3, "3"),
+            ("resource_usage", "much memory, as I said before", "'much memory, as I s"),
+        ],
+    )
+    def test_record_whose_parts_are_no_names_with_values(
+        self, tmp_path: Path, key: str, value: Any, shown: str
+    ) -> None:
+        run = write_run(tmp_path / "run", line(5, 6, 1000, 10), record={key: value})
+        assert reason(run) == f"damaged: benchmark_metrics.json has {key} = {shown}"
+
+    def test_parts_of_a_record_may_be_null(self, tmp_path: Path) -> None:
+        parts = dict.fromkeys(("hardware", "software", "performance", "resource_usage"))
+        path = write_run(tmp_path / "run", line(5, 6, 1000, 10), record=parts)
+        assert math.isnan(load_run(path).number("hardware.ram_gb"))
+        assert compare(group_runs([(0, load_run(path))]), Options()).labels == ["PPO sequential"]
+
+    def test_killed_run_whose_seed_is_no_number(self, tmp_path: Path) -> None:
+        run = write_run(tmp_path / "run", line(5, 6, 1000, 10), settings={"training.seed": "first"})
+        (run / "benchmark_metrics.json").unlink()
+        assert reason(run) == "no benchmark_metrics.json, and config.yaml has training.seed = 'first'"
 
     def test_failed(self, tmp_path: Path) -> None:
         assert reason(write_run(tmp_path / "run", line(5, 6, 1000, 10), status="failed")) == (
@@ -164,12 +194,12 @@ class TestFinding:
         b = write_run(tmp_path / "study/b", line(5, 6, 100, 1))
         (tmp_path / "study/config.yaml").write_text("algorithms: [ppo]\n")  # of the study: no run
         found = find_runs([str(b), str(tmp_path / "study"), str(tmp_path / "stu*/b")])
-        assert found == [(0, b), (1, a)]
+        assert found.runs == [(0, b), (1, a)] and found.left_out == []
 
     def test_folder_with_a_configuration_alone_is_an_empty_run(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run/config.yaml").write_text("algorithm: ppo\n")
-        ((_, path),) = find_runs([str(tmp_path)])
+        ((_, path),) = find_runs([str(tmp_path)]).runs
         assert reason(path) == "empty: it has written no row"
 
     def test_what_is_not_there(self, tmp_path: Path) -> None:
@@ -178,3 +208,22 @@ class TestFinding:
         (tmp_path / "empty").mkdir()
         with pytest.raises(UsageError, match="no run in"):
             find_runs([str(tmp_path / "empty")])
+
+    def test_files_and_empty_folders_beside_runs_do_not_stop_a_comparison(self, tmp_path: Path) -> None:
+        a = write_run(tmp_path / "a", line(5, 6, 100, 1))
+        (tmp_path / "comparison.csv").write_text("row\n")
+        (tmp_path / "empty").mkdir()
+        expected = [(tmp_path / "empty", "no run in it")]
+        for patterns in (sorted(map(str, tmp_path.iterdir())), [str(tmp_path / "*")]):
+            found = find_runs(patterns)
+            assert [path for _, path in found.runs] == [a] and found.left_out == expected
+
+    def test_what_is_not_there_is_said_whatever_else_is(self, tmp_path: Path) -> None:
+        a = write_run(tmp_path / "a", line(5, 6, 100, 1))
+        with pytest.raises(UsageError, match=r"no file or folder matches .*/b$"):
+            find_runs([str(a), str(tmp_path / "b")])
+        files = [tmp_path / f"{number}.csv" for number in range(5)]
+        for file in files:
+            file.write_text("")
+        with pytest.raises(UsageError, match=r"no run in .*/2.csv and 2 more: give the folder of a run"):
+            find_runs(list(map(str, files)))

@@ -2,109 +2,27 @@
 
 from __future__ import annotations
 
-import html
 import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from src.comparison_cli import main
-from tests.comparison_run_folders import curve, evaluation, write_run
+from tests.comparison_browser import asked, chromium, find_browser, write_page
 
 pytestmark = pytest.mark.integration
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
 DARK = "--blink-settings=preferredColorScheme=0"
 
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        reason = "no Chromium is installed, so the page cannot be looked at"
-        if os.environ.get("REQUIRE_REAL_COMPONENTS") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
+    return find_browser()
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two groups of three seeds and one interrupted run, in one game."""
-    root = tmp_path_factory.mktemp("page")
-    for mode, fps in (("sequential", 400.0), ("parallel", 700.0)):
-        for seed in (1, 2, 3):
-            short = mode == "sequential" and seed == 3
-            rows = curve(
-                lambda t, s=seed: 5 + 4 * (1 - np.exp(-t / 2e5)) + s / 5, fps, 500 if short else 1000, 80
-            )  # type: ignore[misc]
-            run = write_run(
-                root / f"runs/{mode}_{seed}",
-                rows,
-                mode=mode,
-                seed=seed,
-                status="interrupted" if short else "completed",
-                settings={"env.num_envs": 64 if mode == "sequential" else 128},
-            )
-            evaluation(run, 8, 7)
-    flags = ["--output", str(root / "c.png"), "--reference", "--bootstrap-samples", "200"]
-    assert main(["--runs", str(root / "runs"), *flags]) == 0
-    return root / "c.html"
-
-
-def chromium(browser: str, folder: Path, *arguments: str) -> str:
-    command = [browser, *FLAGS, f"--user-data-dir={folder / 'profile'}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True).stdout
-
-
-def asked(browser: str, page: Path, folder: Path, script: str, *flags: str, width: int | None = None) -> Any:
-    """What a script returns that runs in the page after the page's own; with `width` in a frame so wide."""
-    errors = "<script>window.faults = []; addEventListener('error', (e) => faults.push(e.message));</script>"
-    answer = (
-        "<script>(() => { let found; try { found = (() => {"
-        + script
-        + "})(); } catch (e) { found = String(e); } "
-        "const node = document.createElement('pre'); node.id = 'answer'; "
-        "node.textContent = 'ANSWER' + JSON.stringify({found, faults}) + 'END'; "
-        "(window.parent === window ? document : parent.document).body.append(node); })();</script>"
-    )
-    text = (
-        page.read_text(encoding="utf-8")
-        .replace("<head>", f"<head>{errors}", 1)
-        .replace("</body>", f"{answer}</body>")
-    )
-    if width is not None:
-        frame = (
-            f'<iframe style="width:{width}px;height:3000px;border:0" srcdoc="{html.escape(text)}"></iframe>'
-        )
-        text = f"<!doctype html><body>{frame}</body>"
-    (folder / "asked.html").write_text(text, encoding="utf-8")
-    flags = ("--window-size=1280,2000", *flags)
-    dom = chromium(
-        browser, folder, *flags, "--virtual-time-budget=3000", "--dump-dom", f"file://{folder / 'asked.html'}"
-    )
-    assert "ANSWER" in dom, dom[-2000:]
-    # The page's own copy of this text is in a script; the answer comes last.
-    result = json.loads(html.unescape(dom.rsplit("ANSWER", 1)[1].split("END", 1)[0]))
-    assert result["faults"] == []
-    return result["found"]
+    return write_page(tmp_path_factory.mktemp("page"))
 
 
 def test_every_chart_is_drawn(browser: str, page: Path, tmp_path: Path) -> None:
@@ -119,7 +37,8 @@ def test_every_chart_is_drawn(browser: str, page: Path, tmp_path: Path) -> None:
     assert len(charts) == 7
     for chart in charts:
         assert chart["lines"] >= 4 and "NaN" not in json.dumps(chart)
-    assert all("PPO parallel (n=3)" in chart["text"] for chart in charts[:4])  # the others are narrow
+    for chart in charts[:4]:  # the others are narrow
+        assert "PPO parallel" in chart["text"] and "PPO sequential (n=2\u00a0of\u00a03)" in chart["text"]
     assert charts[0]["bands"] >= 2 and charts[0]["title"].startswith("Episode return over timesteps")
     assert "n=2" in charts[1]["text"] and "minutes of wall clock" in charts[1]["text"]
 
@@ -195,16 +114,79 @@ def test_phone_scrolls_in_one_direction_only(browser: str, page: Path, tmp_path:
     assert found["width"] == 390 and found["scroll"] <= 390 and found["over"] == []
 
 
-def test_prints_with_all_charts(browser: str, page: Path, tmp_path: Path) -> None:
-    chromium(
-        browser,
-        tmp_path,
-        "--no-pdf-header-footer",
-        f"--print-to-pdf={tmp_path / 'page.pdf'}",
-        f"file://{page}",
-    )
-    content = (tmp_path / "page.pdf").read_bytes()
-    assert content.startswith(b"%PDF") and len(content) > 50_000
+def test_names_stand_where_lines_end(browser: str, page: Path, tmp_path: Path) -> None:
+    script = """
+      return charts.slice(0, 4).map((chart) => ({
+        edge: chart.box.right, width: chart.w, end: chart.x(400000),
+        leaders: [...chart.svg.querySelectorAll('.leader')].map((node) => +node.getAttribute('x1')),
+        dots: [...chart.svg.querySelectorAll(':scope > circle')].map((node) => +node.getAttribute('cx')),
+        names: [...chart.svg.querySelectorAll('text.end')].map((node) => {
+          const box = node.getBBox();
+          return {label: node.dataset.label, inside: node.classList.contains('inside'), x: box.x,
+            right: box.x + box.width};
+        }),
+        references: [...chart.svg.querySelectorAll('text.reference')].map((node) => node.textContent),
+      }));"""
+    charts = asked(browser, page, tmp_path, script)
+    for chart in charts:
+        assert all(x >= chart["edge"] for x in chart["leaders"])
+        assert all(name["x"] >= 0 and name["right"] <= chart["width"] for name in chart["names"])
+    over_timesteps, others = charts[0], charts[1:]
+    (early,) = [name for name in over_timesteps["names"] if name["inside"]]
+    assert early["label"] == "PPO sequential" and over_timesteps["dots"] == [
+        pytest.approx(over_timesteps["end"], abs=5)
+    ]
+    assert len(over_timesteps["leaders"]) == 1  # of PPO parallel, which goes to the end of the axis
+    for chart in others:  # over wall clock both do
+        assert len(chart["leaders"]) == 2 and not chart["dots"]
+        assert not any(name["inside"] for name in chart["names"])
+    assert over_timesteps["references"] == ["published PPO, training levels", "published PPO, all levels"]
+    assert all(not chart["references"] for chart in others)
+
+
+@pytest.mark.parametrize("width", [1280, 800])
+def test_no_hole_beside_cards_or_charts(browser: str, page: Path, tmp_path: Path, width: int) -> None:
+    script = """
+      return [...document.querySelectorAll('ul.headline, .charts')].map((box) => {
+        const rows = {};
+        for (const child of box.children) {
+          const frame = child.getBoundingClientRect();
+          rows[Math.round(frame.top)] = Math.max(rows[Math.round(frame.top)] || 0, frame.right);
+        }
+        return Object.values(rows).map((right) => box.getBoundingClientRect().right - right);
+      });"""
+    found = asked(browser, page, tmp_path, script, width=width)
+    assert len(found) == 4 and all(rows for rows in found)
+    assert max(abs(gap) for rows in found for gap in rows) < 2
+
+
+@pytest.mark.parametrize(("width", "shown"), [(1280, False), (390, True)])
+def test_legend_has_names_where_charts_have_none(
+    browser: str, page: Path, tmp_path: Path, width: int, shown: bool
+) -> None:
+    script = """
+      const [short, named] = document.querySelectorAll('.legend');
+      const texts = (legend) => [...legend.querySelectorAll('button')].map((node) => node.innerText.trim());
+      const ends = charts[0].svg.querySelectorAll('text.end').length;
+      return {short: texts(short), named: texts(named), ends};"""
+    found = asked(browser, page, tmp_path, script, width=width)
+    names = ["PPO sequential", "PPO parallel"]
+    assert found["named"] == names and found["short"] == (names if shown else ["", ""])
+    assert bool(found["ends"]) != shown
+
+
+def test_pointing_at_a_group_stresses_it(browser: str, page: Path, tmp_path: Path) -> None:
+    script = """
+      const button = document.querySelector('.legend button');
+      const send = (kind) => button.dispatchEvent(new PointerEvent(kind, {pointerType: 'mouse'}));
+      const faint = () => [...charts[0].svg.querySelectorAll('g.group, text.end')]
+        .filter((node) => node.style.opacity).map((node) => node.dataset.label);
+      send('pointerenter');
+      const on = faint();
+      send('pointerleave');
+      return {on, off: faint()};"""
+    found = asked(browser, page, tmp_path, script)
+    assert set(found["on"]) == {"PPO parallel"} and found["off"] == []
 
 
 def test_screenshot_is_not_empty(browser: str, page: Path, tmp_path: Path) -> None:

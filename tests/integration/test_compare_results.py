@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from perf import compare_speed
 from src.comparison_cli import main
 from tests import runs
 from tests.comparison_run_folders import curve, evaluation, line, row, write_run
@@ -108,6 +109,36 @@ def test_bad_runs_are_named_and_the_others_compared(study: Path, tmp_path: Path)
     assert "cut: interrupted" in result.stdout
     page = (tmp_path / "c.html").read_text()
     assert "ppo_parallel_2: damaged" in page and "cut: interrupted" in page
+
+
+def test_what_a_shell_makes_of_a_glob_is_compared(study: Path, tmp_path: Path) -> None:
+    for name in ("comparison.csv", "comparison.png"):
+        (study / name).write_text("of an earlier comparison")
+    (study / "configs").mkdir()
+    (study / "study.yaml").write_text("algorithms: [ppo]\nenvs: [coinrun]\nseeds: [1]\n")
+    (study / "nothing").mkdir()
+    result = compare("--runs", *sorted(study.iterdir()), "--output", tmp_path / "c.png")
+    assert result.returncode == 0
+    left_out = result.stderr.splitlines()
+    assert left_out == [
+        f"left out: {study / 'nothing'}: no run in it",
+        f"left out: {study / 'ppo_sequential_coinrun_seed1'}: it has not begun",
+        f"left out: {study / 'ppo_parallel_coinrun_seed1'}: it has not begun",
+    ]
+    assert f"{study / 'nothing'}: no run in it" in (tmp_path / "c.md").read_text().replace("\\", "")
+    data = json.loads((tmp_path / "c.json").read_text())
+    assert {each["reason"] for each in data["skipped"]} == {"no run in it", "it has not begun"}
+    # A shell names ppo_parallel_1 first; of a whole study the order is that of the study's folder.
+    assert data["baseline"] == "PPO sequential"
+
+
+def test_runs_that_its_speed_is_measured_with_are_compared(tmp_path: Path) -> None:
+    count = compare_speed.write_runs(tmp_path / "runs", rows=30, seeds=2)
+    assert compare_speed.compare(tmp_path / "runs", tmp_path / "out" / "comparison.png") > 0
+    data = json.loads((tmp_path / "out/comparison.json").read_text())
+    groups = [group for game in data["games"].values() for group in game["groups"]]
+    assert count == sum(group["n"] for group in groups) == 20 and data["skipped"] == []
+    assert {len(group["seeds"]) for group in groups} == {2}
 
 
 @pytest.mark.parametrize(
