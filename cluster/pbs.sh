@@ -2,24 +2,40 @@
 # A distributed training as a PBS job. From the project's folder:
 #
 #   qsub cluster/pbs.sh
-#   qsub -v SCRIPT=train_a2c_distributed.py,FLAGS="--env starpilot" cluster/pbs.sh
+#   qsub -l select=4:ncpus=16 -v SCRIPT=train_a2c_distributed.py,FLAGS="--env starpilot" cluster/pbs.sh
 #
 # One process on each node of $PBS_NODEFILE, which starts that node's workers, of IMPALA its actors and learners.
-# The job stops two minutes before its time limit and when PBS asks it to, submits itself again, and goes on in the
-# same folder.
+# Two minutes before its time limit the job stops, submits itself again with the same resources, and goes on in the
+# same folder. If PBS asks it to stop, it saves and ends: a job that is deleted stays deleted, and one that is
+# preempted goes on when PBS queues it again, as `-r y` lets it do.
 #PBS -N rl-cluster
 #PBS -l select=2:ncpus=8
 #PBS -l walltime=04:00:00
 #PBS -r y
 #PBS -j oe
 
-# In the environment: PROJECT (by default the folder that qsub was called in), PYTHON, SCRIPT, FLAGS, OUTPUT (the
-# folder of the run, runs/pbs_<job>), REMOTE (runs a command line on a host: pbs_tmrsh, or else ssh), and
-# PBS_WALLTIME, the seconds of the time limit, which not every PBS sets.
+# In the environment (qsub -v): PROJECT (by default the folder that qsub was called in), PYTHON, SCRIPT, FLAGS,
+# OUTPUT (the folder of the run, runs/pbs_<job>), REMOTE (runs a command line on a host: pbs_tmrsh, or else ssh),
+# MARGIN (how many seconds before the limit it stops, 120), PBS_WALLTIME (seconds of the limit, if neither PBS sets
+# it nor qstat tells it), PBS_SCRIPT (what is submitted again, cluster/pbs.sh). Or SETTINGS, a bash file that sets
+# any of these; flags with a comma, which `qsub -v` splits, need it.
 set -uo pipefail
+if [ -n "${SETTINGS:-}" ]; then
+    settings=$(cd "$PBS_O_WORKDIR" && realpath -e "$SETTINGS") || exit 2
+    set -a
+    # shellcheck disable=SC1090
+    . "$settings" || exit 2
+    set +a
+fi
 cd "${PROJECT:-$PBS_O_WORKDIR}" || exit 2
 job=${PBS_JOBID%%.*}
-output=${OUTPUT:-runs/pbs_$job}
+output=$(realpath -m "${OUTPUT:-runs/pbs_$job}")
+case $output in
+*,*)
+    echo "pbs.sh: error: OUTPUT = $output: qsub cannot pass on a path with a comma" >&2
+    exit 2
+    ;;
+esac
 remote=${REMOTE:-}
 if [ -z "$remote" ]; then
     if command -v pbs_tmrsh >/dev/null; then remote=pbs_tmrsh; else remote="ssh -o BatchMode=yes"; fi
@@ -29,23 +45,71 @@ trap 'rm -f "$hosts"' EXIT
 awk '!seen[$0]++' "$PBS_NODEFILE" >"$hosts"
 echo "$(date -Is) job $PBS_JOBID on $(paste -sd' ' "$hosts")"
 
+# What PBS knows of this job, an attribute a line; nothing where a node cannot ask it. A line that begins with a
+# tab goes on with the one before.
+attributes=$(qstat -f "$PBS_JOBID" 2>/dev/null |
+    awk '/^\t/ { printf "%s", substr($0, 2); next } { printf "%s%s", (NR > 1 ? "\n" : ""), $0 }')
+attribute() { sed -n "s/^ *$1 = //p" <<<"$attributes" | sed -n 1p; }
+
+margin=${MARGIN:-120}
+walltime=${PBS_WALLTIME:-}
+if [ -z "$walltime" ]; then # [days:]hours:minutes:seconds, or seconds
+    walltime=$(attribute Resource_List.walltime |
+        awk -F: '{ unit = 1; for (i = NF; i > 0; i--) { total += unit * $i; unit *= (unit < 3600 ? 60 : 24) } print total }')
+fi
 limit=infinity
-[ "${PBS_WALLTIME:-0}" -gt 240 ] && limit=$((PBS_WALLTIME - 120))
+if [ "${walltime:-0}" -gt 0 ]; then
+    limit=$((walltime > 2 * margin ? walltime - margin : (walltime + 1) / 2))
+else
+    echo "pbs.sh: warning: neither PBS_WALLTIME nor qstat tells the time limit: the job does not stop before it" >&2
+fi
+
 number=${job//[!0-9]/}
 export REMOTE=$remote MASTER_PORT=$((15000 + 10#${number:-0} % 15000)) # two jobs that share a node do not meet
-# shellcheck disable=SC2086  # FLAGS are words
-timeout --foreground --preserve-status "$limit" cluster/run_by_hand.sh "$hosts" \
-    "${SCRIPT:-train_ppo_distributed.py}" --output-dir "$output" --resume auto ${FLAGS:-} &
+script=${SCRIPT:-train_ppo_distributed.py}
+set -f # words, not patterns of file names
+# shellcheck disable=SC2206
+flags=(${FLAGS:-})
+set +f
+SECONDS=0
+timeout --foreground --preserve-status "$limit" cluster/run_by_hand.sh "$hosts" "$script" \
+    --output-dir "$output" --resume auto ${flags[@]+"${flags[@]}"} &
 run=$!
-trap 'kill -TERM "$run" 2>/dev/null' TERM USR1
+told=
+trap 'told=yes; kill -TERM "$run" 2>/dev/null' TERM USR1
 while true; do
     wait "$run"
     code=$?
     kill -0 "$run" 2>/dev/null || break # else it was a signal that ended the waiting
 done
 
-if [ "$code" -eq 143 ]; then
-    echo "$(date -Is) stopped by a signal: submitted again, to go on in $output"
-    qsub -v "OUTPUT=$output,SCRIPT=${SCRIPT:-train_ppo_distributed.py},FLAGS=${FLAGS:-}" "${PBS_SCRIPT:-cluster/pbs.sh}"
+# again: submits this job anew, with the resources, queue and settings that it has.
+again() {
+    local name value options=() settings=$output/pbs_settings
+    for name in select place nodes walltime; do
+        value=$(attribute "Resource_List.$name")
+        # PBS that knows `select` has made it of `nodes`, and takes one of them.
+        [ "$name" = nodes ] && [ -n "$(attribute Resource_List.select)" ] && continue
+        [ -n "$value" ] && options+=(-l "$name=$value")
+    done
+    value=$(attribute Account_Name)
+    [ -n "$value" ] && options+=(-A "$value")
+    [ -n "${PBS_O_QUEUE:-}" ] && options+=(-q "$PBS_O_QUEUE")
+    [ -n "${PBS_JOBNAME:-}" ] && options+=(-N "$PBS_JOBNAME")
+    PROJECT=$PWD OUTPUT=$output
+    mkdir -p "$output" || return
+    for name in PROJECT PYTHON SCRIPT FLAGS OUTPUT REMOTE MARGIN PBS_WALLTIME PBS_SCRIPT; do
+        # What the environment says goes over this file.
+        [ -z "${!name+set}" ] || printf '[ -n "${%s+set}" ] || %s=%q\n' "$name" "$name" "${!name}"
+    done >"$settings" || return
+    qsub ${options[@]+"${options[@]}"} -v "SETTINGS=$settings" "${PBS_SCRIPT:-cluster/pbs.sh}"
+}
+# 143 with the limit reached: `timeout` has stopped the run. If PBS or a user did, they decide how it goes on.
+if [ "$code" -eq 143 ] && [ -z "$told" ] && [ "$limit" != infinity ] && [ "$SECONDS" -ge "$limit" ]; then
+    if again; then
+        echo "$(date -Is) the time limit is near: submitted again, to go on in $output"
+    else
+        echo "$(date -Is) the time limit is near, but it could not be submitted again, to go on in $output" >&2
+    fi
 fi
 exit "$code"

@@ -46,6 +46,14 @@ while true; do
     if wait "$first"; then code=0; else code=$?; fi
     kill -0 "$first" 2>/dev/null || break
 done
+if [ "$code" -eq 2 ] && [ ${#others[@]} -gt 0 ]; then
+    # It was refused. What it could tell the others they have said by now; they would wait for it in vain.
+    for ((tenths = 0; tenths < 30; tenths++)); do
+        kill -0 "${others[@]}" 2>/dev/null || break # none is left
+        sleep 0.1
+    done
+    kill -TERM "${others[@]}" 2>/dev/null || true
+fi
 for process in "${others[@]}"; do
     wait "$process" || [ "$code" -ne 0 ] || code=1
 done

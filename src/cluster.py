@@ -16,6 +16,7 @@ from typing import Any
 from src.cpu_utils import usable_cores
 from src.errors import UsageError
 from src.settings import ClusterConfig
+from src.terminal import counted
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
@@ -56,7 +57,7 @@ class World:
         return f"rank {self.node_rank * self.num_workers + local_rank} on {host_name()}"
 
     def describe(self) -> str:
-        return f"{self.num_nodes} node(s) of {self.num_workers} worker(s), {self.launcher}"
+        return f"{counted(self.num_nodes, 'node')} of {counted(self.num_workers, 'worker')}, {self.launcher}"
 
 
 def host_name() -> str:

@@ -6,6 +6,7 @@ One process on each node, started as the training scripts are: by torchrun, by s
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -20,16 +21,20 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from src import cli
+from src.cli_flags import Parser, count
 from src.cluster import World, discover
-from src.cluster_cli import FLAGS
+from src.cluster_cli import FLAGS, cluster_settings
 from src.cluster_communicator import ClusterCommunicator
 from src.cluster_join import MeetingPoint, meet
 from src.cluster_network import use_interface
 from src.cluster_watch import Starter, Watch
 from src.cpu_utils import cpu_model, usable_cores
+from src.errors import UsageError
 from src.settings import ClusterConfig
+from src.terminal import counted
 
 PINGS, MATRIX = 50, 1024
+SMALLEST_MEGABYTES = 0.001
 CLOCK_LIMIT_SECONDS, SLOW_SHARE = 1.0, 0.85
 
 
@@ -40,12 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     os._exit(code)  # peers may be gone: nothing that would wait for them is run
 
 
-def make_parser() -> cli.Parser:
-    parser = cli.Parser(prog="python -m src.distributed", description=__doc__, allow_abbrev=False)
+def make_parser() -> Parser:
+    parser = Parser(prog="python -m src.distributed", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--check", action="store_true", required=True, help="measure all nodes and the network"
     )
-    parser.add_argument("--node-rank", type=cli.count, metavar="N", help="number of this node, from 0")
+    parser.add_argument("--node-rank", type=count, metavar="N", help="number of this node, from 0")
     for name, key, kind, metavar, text in FLAGS:
         if name != "--num-workers":
             parser.add_argument(name, dest=key.split(".")[1], type=kind, metavar=metavar, help=text)
@@ -60,8 +65,10 @@ def make_parser() -> cli.Parser:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if not SMALLEST_MEGABYTES <= arguments.megabytes < math.inf:
+        raise UsageError(f"--megabytes {arguments.megabytes:g}: must be at least {SMALLEST_MEGABYTES:g}")
     given = {key: value for key, value in vars(arguments).items() if key in ClusterConfig.model_fields}
-    config = ClusterConfig.model_validate(given)
+    config = cluster_settings({"cluster": given})
     world = discover(config, arguments.node_rank, os.environ)
     if world.local_rank is None:
         world = replace(world, num_workers=1, local_rank=0)
@@ -161,7 +168,7 @@ def measure_all(communicator: ClusterCommunicator, megabytes: float) -> tuple[fl
 def print_table(
     world: World, names: list[str], rows: list[dict[str, Any]], pairs: list[dict[str, float]]
 ) -> None:
-    print(f"{world.num_nodes} node(s), {world.size} rank(s), started by {world.launcher}")
+    print(f"{counted(world.num_nodes, 'node')}, {counted(world.size, 'rank')}, started by {world.launcher}")
     heads = ("rank", "interface", "cores", "GFLOP/s", "MHz", "round trip", "MB/s", "clock")
     print(f"{heads[0]:<24}" + "".join(f"{head:>12}" for head in heads[1:]))
     for name, row, pair in zip(names, rows, pairs, strict=True):
@@ -178,7 +185,7 @@ def print_table(
 
 def print_all(world: World, latency: float, seconds: float, megabytes: float) -> None:
     print(
-        f"all-reduce over {world.size} rank(s): {latency * 1e6:.0f} us for one number, "
+        f"all-reduce over {counted(world.size, 'rank')}: {latency * 1e6:.0f} us for one number, "
         f"{seconds * 1e3:.1f} ms for {megabytes:g} MB ({megabytes / seconds:.0f} MB/s)"
     )
 

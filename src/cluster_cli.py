@@ -11,37 +11,40 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from src import cli
+from src import cli, cli_flags
+from src.cli_flags import Parser, count
 from src.cluster import World, as_starter, discover, host_name
 from src.cluster_network import require_place
 from src.cluster_split import KEYS, is_open, settle_split
 from src.config import Config
 from src.config_file import build_config, describe_validation_error, read_config_file, set_value
 from src.errors import Interrupted, UsageError
+from src.project import default_config_path
 from src.run_folder import RunFolder, config_of_run, require_same_run
 from src.settings import ClusterConfig
+from src.terminal import counted
 
 MODE = "distributed"
 FLAGS = (
-    ("--num-nodes", "cluster.num_nodes", cli.count, "N", "machines"),
+    ("--num-nodes", "cluster.num_nodes", count, "N", "machines"),
     (
         "--num-workers",
         "cluster.num_workers",
-        cli.count,
+        count,
         "N",
         "processes of each node (default: one per core)",
     ),
     ("--master-addr", "cluster.master_addr", str, "HOST", "address of node 0"),
-    ("--master-port", "cluster.master_port", cli.count, "PORT", "a free port of node 0"),
+    ("--master-port", "cluster.master_port", count, "PORT", "a free port of node 0"),
 )
 
 
-def make_parser(algorithm: str) -> cli.Parser:
-    parser = cli.make_parser(algorithm, MODE, timed=False)
+def make_parser(algorithm: str) -> Parser:
+    parser = cli_flags.make_parser(algorithm, MODE, timed=False)
     cluster = parser.add_argument_group(
         "nodes", "Started by hand, each node needs all of these; torchrun and srun know them already."
     )
-    cluster.add_argument("--node-rank", type=cli.count, metavar="N", help="number of this node, from 0")
+    cluster.add_argument("--node-rank", type=count, metavar="N", help="number of this node, from 0")
     for name, key, kind, metavar, text in FLAGS:
         if name != "--num-workers":  # every script has it
             cluster.add_argument(name, dest=key, type=kind, metavar=metavar, help=text)
@@ -65,9 +68,14 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
         world = as_starter(world)
     apply_world(data, arguments, world)
     given = build_config(data, source)
-    config = with_split_of_run(given, arguments, world)
-    require_place(world, config.cluster.network_interface)
-    folder, resume = open_folder(arguments, config, world)
+    require_place(world, given.cluster.network_interface)
+    folder, resume = open_folder(arguments, given, world)
+    try:
+        config = with_split_of_run(given, arguments, world)
+        require_fitting(folder, arguments, config, world)
+    except UsageError as error:
+        tell_others(given, world, str(error))
+        raise
     num_threads = cli.prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads=1
     )
@@ -90,8 +98,23 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     return train_on_node(config, folder, num_threads, resume, arguments.overwrite, world, calibration)
 
 
+def tell_others(config: Config, world: World, text: str) -> None:
+    """On node 0, which refuses to begin: have those of all processes that wait for it say why, and end."""
+    if world.num_nodes == 1 and world.local_rank is None:
+        return  # there are none
+    print("Telling the other processes why this run does not begin", flush=True)
+    from src.cluster_join import refuse_all
+
+    purpose = "ranks"
+    if config.has_actors and is_open(config):
+        purpose = "nodes"
+    elif config.has_actors:
+        world = replace(world, num_workers=config.learners_per_node)
+    refuse_all(world, purpose, config.cluster.timeout_seconds, text)
+
+
 def describe_node(config: Config, world: World) -> str:
-    actors = f" and {config.actors_per_node} actor(s)" if config.has_actors else ""
+    actors = f" and {counted(config.actors_per_node, 'actor')}" if config.has_actors else ""
     return (
         f"Node {world.node_rank} ({host_name()}) starts ranks {world.rank} to "
         f"{world.rank + world.num_workers - 1} of {world.size}{actors}; rank 0 is at "
@@ -124,18 +147,18 @@ def settings(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, A
         before = config_of_run(output_dir(arguments, "--resume"))
         data, source = before.model_dump(mode="json"), str(arguments.output_dir)
     else:
-        path = arguments.config or cli.default_config_path(algorithm, MODE)
+        path = arguments.config or default_config_path(algorithm, MODE)
         data, source = read_config_file(path), str(path)
     for key, ours in (("algorithm", algorithm), ("mode", MODE)):
         if data.setdefault(key, ours) != ours:
             raise UsageError(f"{source}: {key} = {data[key]!r}, but this script runs {algorithm} {MODE}")
-    cli.apply_flags(data, arguments)
+    cli_flags.apply_flags(data, arguments)
     workers = None if algorithm == "impala" else arguments.num_workers  # which `apply_world` refuses
     given = {**vars(arguments), "cluster.num_workers": workers}
     for name, key, *_ in FLAGS:
         if given[key] is not None:
             set_value(data, key, given[key], name)
-    cli.apply_budget(data, arguments, timed=False)
+    cli_flags.apply_budget(data, arguments, timed=False)
     return data, source
 
 
@@ -156,7 +179,7 @@ def apply_world(data: dict[str, Any], arguments: argparse.Namespace, world: Worl
     """Write down how many processes there are, so that config.yaml says it."""
     set_value(data, "cluster.num_nodes", world.num_nodes, "cluster.num_nodes")
     if data["algorithm"] == "impala":
-        cli.apply_actors(data, arguments, world.num_nodes)
+        cli_flags.apply_actors(data, arguments, world.num_nodes)
         return
     set_value(data, "cluster.num_workers", world.num_workers, "cluster.num_workers")
     if arguments.num_actors is not None:
@@ -172,16 +195,23 @@ def apply_world(data: dict[str, Any], arguments: argparse.Namespace, world: Worl
 
 
 def open_folder(arguments: argparse.Namespace, config: Config, world: World) -> tuple[RunFolder, bool]:
-    """The folder of the run, and whether it goes on there. Only the first node has to see the folder."""
-    root = arguments.output_dir
-    automatic = arguments.resume == "auto" or world.restarts > 0
+    """The folder of the run, and whether it goes on there."""
     if not resumes(arguments, world):
-        folder = RunFolder(root, config)
-        if world.rank == 0 and root is not None and not arguments.overwrite:
-            folder.refuse_if_occupied()
-        return folder, False
+        return RunFolder(arguments.output_dir, config), False
     why = f"a run that its launcher has started {world.restarts + 1} times" if world.restarts else "--resume"
-    folder = RunFolder(output_dir(arguments, why), config)
-    if world.rank == 0 and (not automatic or folder.config_path.exists()):
+    return RunFolder(output_dir(arguments, why), config), True
+
+
+def require_fitting(folder: RunFolder, arguments: argparse.Namespace, config: Config, world: World) -> None:
+    """Raise UsageError on the first node, which alone has to see the folder, if the run cannot begin or go on
+    there."""
+    root = arguments.output_dir
+    if world.rank > 0 or root is None:
+        return
+    if not resumes(arguments, world):
+        if not arguments.overwrite:
+            folder.refuse_if_occupied()
+        return
+    automatic = arguments.resume == "auto" or world.restarts > 0
+    if not automatic or folder.config_path.exists():
         require_same_run(config_of_run(root), config)
-    return folder, True

@@ -3,30 +3,37 @@ begin."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from src.cluster import World, host_name, resolve
-from src.cluster_network import require_free_port, require_own_address
+from src.cluster_network import raise_file_limit, require_free_port, require_own_address, too_few_files
 from src.config import Config, flat_settings
 from src.errors import PeerLost, RunError, UsageError
 from src.presence import START_SECONDS
 from src.record import describe_software
 
-# What may differ from node to node.
+TELL_SECONDS = 15.0  # for others to come and hear why rank 0 does not
+
+# What may differ from node to node. When states are taken, which all ranks do together, may not.
 LOCAL_SETTINGS = (
     "cluster.network_interface",
     "cluster.master_",
     "hardware.",
     "parallel.buffer_dir",
-    "logging.",
+    "logging.checkpoint_dir",
+    "logging.log_",
+    "logging.tensorboard",
+    "logging.memory_interval_seconds",
+    "logging.keep_checkpoints",
 )
 
 
@@ -41,6 +48,7 @@ class MeetingPoint:
         """What sets this start of the run apart from earlier ones."""
         self.port = world.master_port or 0
         self._server: Any = None
+        raise_file_limit(world)
         if world.rank == 0 and not world.hosted:
             require_own_address(world)
             self._server = self._connect(is_master=True)
@@ -129,10 +137,13 @@ def meet(
     """Wait for all ranks; returns their names, "rank 1 on host", by rank.
 
     `mine` is what has to be equal on all ranks; `check` is called while waiting. Raises UsageError if two
-    ranks are alike or what they have differs, which ends the others as well, and RunError if some do not
-    come.
+    ranks are alike, what they have differs or one may not have enough files open, which ends the others as
+    well, and RunError if some do not come.
     """
     rank, patience = world.rank, max(timeout_seconds, START_SECONDS)
+    too_few = too_few_files(world)
+    if too_few is not None:
+        refuse(store, too_few, others=world.size - 1 if rank == 0 else 0)
     own = f"{host_name()} (process {os.getpid()})"
     if rank == 0:
         store.set("settings", json.dumps(mine))
@@ -157,14 +168,19 @@ def meet(
     if missing:
         ranks = ", ".join(key.removeprefix("who/") for key in missing[:8])
         more = ", ..." if len(missing) > 8 else ""
-        raise RunError(f"rank(s) {ranks}{more} of {world.size} did not come within {patience:g} s")
+        noun = "rank" if len(missing) == 1 else "ranks"
+        raise RunError(f"{noun} {ranks}{more} of {world.size} did not come within {patience:g} s")
     names = store.multi_get([f"who/{each}" for each in range(world.size)])
     return [f"rank {each} on {name.decode().split(' (')[0]}" for each, name in enumerate(names)]
 
 
-def refuse(store: Any, text: str) -> None:
-    """End this rank and all others that come with a UsageError."""
+def refuse(store: Any, text: str, others: int = 0) -> NoReturn:
+    """End this rank and all others that come with a UsageError; before it, wait until `others` of them have
+    heard it, or have had time enough to come."""
     turn_away(store, "usage", text)
+    deadline = time.monotonic() + TELL_SECONDS
+    while store.add("refused/heard", 0) < others and time.monotonic() < deadline:
+        time.sleep(0.1)
     raise UsageError(text)
 
 
@@ -173,19 +189,39 @@ def turn_away(store: Any, kind: str, text: str) -> None:
     store.set("refused", json.dumps((kind, text)))
 
 
-def _require_welcome(store: Any) -> None:
+def require_welcome(store: Any) -> None:
+    """Raise what those who come are turned away with, if they are."""
     if store.check(["refused"]):
         kind, text = json.loads(store.get("refused"))
+        store.add("refused/heard", 1)
         raise (UsageError if kind == "usage" else PeerLost)(text)
+
+
+def refuse_all(world: World, purpose: str, timeout_seconds: float, text: str) -> None:
+    """On rank 0, which does not come: end with a UsageError all who wait for it to meet for a purpose.
+
+    Returns when they have heard it, or have had time enough to come.
+    """
+    deadline = time.monotonic() + TELL_SECONDS
+    own_ranks = 1 if world.local_rank is not None else world.num_workers  # which have not been started
+
+    def check() -> None:
+        if time.monotonic() > deadline:
+            raise RunError("some did not come to hear it")
+
+    with contextlib.suppress(UsageError, RunError, RuntimeError):  # who calls this says why rank 0 ends
+        point = MeetingPoint(world, timeout_seconds)
+        point.agree_on_start(purpose, world.rank, world.size, check)
+        refuse(point.connect(), text, world.size - own_ranks)
 
 
 def _wait_for(store: Any, keys: list[str], deadline: float, check: Callable[[], None]) -> list[str]:
     """Wait until all keys are there; returns those that are not when the time is over."""
     while not store.check(keys):
-        _require_welcome(store)
+        require_welcome(store)
         if time.monotonic() > deadline:
             return [key for key in keys if not store.check([key])]
         check()
         time.sleep(0.1)
-    _require_welcome(store)
+    require_welcome(store)
     return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 
 import psutil
@@ -12,6 +13,7 @@ from src.cluster import World, host_name, is_loopback, resolve
 from src.errors import UsageError
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
+OTHER_FILES = 200  # of a process, beside its connections: libraries, metrics, pipes, environments
 
 
 def addresses() -> dict[str, list[str]]:
@@ -114,3 +116,27 @@ def require_own_address(world: World) -> None:
                 f"node 0 must be cluster.master_addr = {world.master_addr} ({master}), but this is "
                 f"{host_name()} ({', '.join(own)}); --node-rank is 0 there alone"
             ) from None
+
+
+def files_needed(world: World) -> int:
+    """Files that this process has open at most: a connection of gloo to each rank, and on rank 0, if it keeps
+    the store, three more of each."""
+    return (4 if world.rank == 0 and not world.hosted else 1) * world.size + OTHER_FILES
+
+
+def raise_file_limit(world: World) -> None:
+    """Let this process have as many files open as it needs, or as the system allows."""
+    needed, (soft, hard) = files_needed(world), resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
+
+
+def too_few_files(world: World) -> str | None:
+    """What is wrong if this process may not have as many files open as it needs."""
+    needed, (soft, _) = files_needed(world), resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return None
+    return (
+        f"{world.rank_name(world.local_rank or 0)} needs {needed} open files for {world.size} ranks, but "
+        f"may have {soft}: raise the system's limit (ulimit -Hn), or start fewer ranks of more threads"
+    )

@@ -11,6 +11,7 @@ import contextlib
 import json
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -22,6 +23,7 @@ from src.config import Config
 from src.config_file import build_config
 from src.errors import Interrupted, RunError, UsageError
 from src.signals import StopSignal
+from src.worker_process import end_with_parent
 
 KEYS = ("num_actors", "num_learners")
 POLL_SECONDS = 0.1
@@ -126,11 +128,12 @@ def settled(config: Config, split: Split) -> Config:
 
 def talk(world: World, timeout_seconds: float, connection: Connection) -> None:
     """In a process of its own: bring what node 0 has decided to all nodes, and report it on each."""
-    from src.cluster_join import MeetingPoint
-
+    threading.Thread(target=end_with_parent, daemon=True).start()
     for number in StopSignal.SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the process that started this one decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, StopSignal.SIGNALS)
+    from src.cluster_join import MeetingPoint
+
     try:
         point = MeetingPoint(world, timeout_seconds)
         point.agree_on_start("nodes", world.node_rank, world.num_nodes, lambda: None)
@@ -159,9 +162,12 @@ def announce(store: Any, split: Split, others: int, patience: float) -> Split:
 
 def hear(store: Any, world: World, patience: float) -> Split:
     """On another node: read what node 0 has decided; then wait until its store, unless the launcher keeps
-    it, has made room for that of the ranks."""
+    it, has made room for that of the ranks. Raises what node 0 turns away all with, if it does."""
+    from src.cluster_join import require_welcome
+
     deadline = time.monotonic() + patience
     while not store.check(["split"]):
+        require_welcome(store)
         if time.monotonic() > deadline:
             return {"run": f"node 0 did not say how many actors there are within {patience:g} s"}
         time.sleep(POLL_SECONDS)

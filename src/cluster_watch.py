@@ -23,7 +23,7 @@ from src.presence import START_SECONDS
 
 INTERVAL_SECONDS = 0.5  # between two signs of life in a small world
 SILENT_SECONDS = 3.0  # without a sign of life, once some rank has left
-JUDGE_SECONDS = 5.0  # for all to say why they leave
+JUDGE_SECONDS = 5.0  # for all to say why they leave, or to be silent for so long
 STOP_SECONDS = 15.0  # to reach an update boundary after a signal; schedulers kill after 30
 FAILURES = ("usage", "fault", "run")  # in the order in which they explain an end
 
@@ -82,6 +82,10 @@ class Watch:
         self.rank, self.size = world.rank, world.size
         self.names = names
         self.timeout_seconds = timeout_seconds
+        spread = self.size / 1000  # the store answers every rank, so in a large world all takes longer
+        self.interval_seconds = INTERVAL_SECONDS + spread
+        self.silent_seconds = SILENT_SECONDS + 2 * spread
+        self.judge_seconds = JUDGE_SECONDS + 2 * spread
         self.starter = starter
         self.store = connect()  # of the background thread; another one would wait for its requests
         self.own_store = connect()  # of the main thread
@@ -142,9 +146,8 @@ class Watch:
     # --- the background thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        interval = INTERVAL_SECONDS + self.size / 1000  # the store answers every rank
         count = 0
-        while not self._closed.wait(interval):
+        while not self._closed.wait(self.interval_seconds):
             try:
                 count += 1
                 self.store.set(f"beat/{self.rank}", str(count))
@@ -180,7 +183,7 @@ class Watch:
             text = f"made no progress for {patience:g} s (cluster.timeout_seconds)"
             with contextlib.suppress(RuntimeError):  # the others notice the silence
                 self._post(self.store, "run", f"{self.name}: {text}")
-                time.sleep(SILENT_SECONDS)  # for the others to see it, if this process keeps the store
+                time.sleep(self.silent_seconds)  # for the others to see it, if this process keeps the store
             self.starter.on_hang(text)
 
     # --- leaving -----------------------------------------------------------------------------------------
@@ -189,9 +192,11 @@ class Watch:
         """Say that this rank leaves, and why. Returns the exception to leave with, the same on all ranks."""
         if self._verdict is None:
             # A store that has not answered for a while will not do so now.
-            cut_off = time.monotonic() - self.last_contact > SILENT_SECONDS
+            cut_off = time.monotonic() - self.last_contact > self.silent_seconds
             with self.waiting():
-                verdict = run_bounded(lambda: self._settle(leaving), 1.0 if cut_off else 2 * JUDGE_SECONDS)
+                verdict = run_bounded(
+                    lambda: self._settle(leaving), 1.0 if cut_off else 2 * self.judge_seconds
+                )
             if isinstance(verdict, Exception):
                 cause = self.alarm or f"{self.names[0]} is gone: {str(verdict).splitlines()[0]}"
                 verdict = {"kind": "lost", "text": f"{self.name} lost the others: {cause}"}
@@ -204,7 +209,7 @@ class Watch:
         """Tell the others that this rank fails; `kind` is one of FAILURES."""
         if self._verdict is None:
             self._verdict = {"kind": kind, "text": text}
-            run_bounded(lambda: self._post(self.own_store, kind, text), JUDGE_SECONDS)
+            run_bounded(lambda: self._post(self.own_store, kind, text), self.judge_seconds)
 
     def _post(self, store: Any, kind: str, text: str, signal_number: int = 0) -> None:
         said = {"kind": kind, "text": text, "signal": signal_number}
@@ -217,7 +222,7 @@ class Watch:
         number = leaving.signal_number if isinstance(leaving, Interrupted) else self.starter.asked()
         kind = "stop" if number else "lost"
         self._post(self.own_store, kind, f"{self.name} lost the others: {leaving}", number)
-        deadline = time.monotonic() + JUDGE_SECONDS
+        deadline = time.monotonic() + self.judge_seconds
         verdict: dict[str, Any] | None = None
         while verdict is None:
             late = time.monotonic() > deadline
@@ -246,7 +251,7 @@ class Watch:
         silent = [
             rank
             for rank in self._watched
-            if rank not in said and rank != self.rank and now - self._seen[rank][1] > SILENT_SECONDS
+            if rank not in said and rank != self.rank and now - self._seen[rank][1] > self.silent_seconds
         ]
         if not late and len(said) + len(silent) < self.size:
             return None
@@ -268,7 +273,7 @@ class Watch:
         self._closed.set()
         if self.rank != 0 or self._verdict is None:
             return
-        deadline = time.monotonic() + SILENT_SECONDS
+        deadline = time.monotonic() + self.silent_seconds
         while time.monotonic() < deadline:
             informed = run_bounded(lambda: self.own_store.add("informed", 0), 1.0)
             if not isinstance(informed, int) or informed >= self.size:

@@ -26,6 +26,7 @@ ClusterName=rlcb
 SlurmctldHost={host}({address})
 SlurmctldPort={controller_port}
 SlurmUser=root
+SlurmdParameters=config_overrides
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=cred_expire=5
@@ -57,7 +58,8 @@ def missing() -> str | None:
 
 
 class Slurm:
-    """Two nodes of one CPU each. Commands are given the configuration through the environment."""
+    """Two nodes of two CPUs each, whatever this machine has. Commands are given the configuration through the
+    environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -115,7 +117,7 @@ def slurm_cluster(folder: Path) -> Iterator[Slurm]:
     address, host = own_address(), socket.gethostname().split(".")[0]
     line = f"{address} {' '.join(NODES)} # {os.getpid()}"
     nodes = [
-        f"NodeName={name} NodeHostname={host} NodeAddr={address} Port={free_port()} CPUs=1 RealMemory=1000"
+        f"NodeName={name} NodeHostname={host} NodeAddr={address} Port={free_port()} CPUs=2 RealMemory=1000"
         for name in NODES
     ]
     (folder / "state").mkdir(parents=True)

@@ -23,6 +23,7 @@ from perf.cluster_scaling_model import (
     largest_share,
     minibatches,
     predict,
+    small_parts,
     small_sums,
 )
 from perf.cluster_scaling_ring import Hop, Sharing, fit_hop, hierarchical_parts, link_hop, ring_parts
@@ -162,11 +163,22 @@ def test_who_learns_from_everything_has_equal_shares() -> None:
 def test_sums_are_counted_as_the_programs_make_them() -> None:
     ppo = Workload("ppo", envs=8, n_steps=10, batch_size=100, epochs=3)
     assert minibatches(ppo, ranks=4) == 3 * 4  # 320 samples in minibatches of 100: 4 an epoch
-    assert small_sums(ppo, nodes=2, ranks=4, options=Options()) == 9 + 2 * 12
-    assert small_sums(ppo, nodes=1, ranks=4, options=Options()) == 5 + 2 * 12
-    assert small_sums(ppo, nodes=2, ranks=4, options=Options(small_sums=False)) == 9
-    assert small_sums(A2C, nodes=2, ranks=4, options=Options()) == 9
-    assert small_sums(replace(A2C, algorithm="impala"), nodes=2, ranks=4, options=Options()) == 4
+    for algorithm in (ppo, A2C):
+        assert small_sums(algorithm, nodes=2) == 9
+        assert small_sums(algorithm, nodes=1) == 5
+    assert small_sums(replace(A2C, algorithm="impala"), nodes=2) == 4
+
+
+def test_nodes_tell_the_moments_of_advantages_once_an_epoch() -> None:
+    ppo = Workload("ppo", envs=8, n_steps=10, batch_size=100, epochs=3)
+    few = 9 * (32 / 1e8 + 2 * 1e-3)
+    moments = 3 * (2 * 4 * 24 / 1e8 + 2 * 1e-3)  # of 4 minibatches of each of 2 nodes, 24 bytes
+    found = small_parts(replace(ppo, envs=16), 2, 1, NET, MACHINE, Options())
+    assert sum(found.values()) == pytest.approx(few + moments)
+    found = small_parts(A2C, 2, 1, NET, MACHINE, Options())
+    assert sum(found.values()) == pytest.approx(few)
+    found = small_parts(ppo, 1, 2, NET, MACHINE, Options())  # who see the same rollout need not tell them
+    assert sum(found.values()) == pytest.approx(5 * (32 / 1e9 + 2 * 1e-4))
 
 
 def test_an_update_of_one_core_is_its_pieces() -> None:

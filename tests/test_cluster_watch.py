@@ -216,4 +216,61 @@ def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("src.cluster_join.START_SECONDS", 0.5)
     (error,) = meet_all((WORLD, {}))
     assert isinstance(error, RunError)
-    assert str(error) == "rank(s) 1, 2 of 3 did not come within 1 s"
+    assert str(error) == "ranks 1, 2 of 3 did not come within 1 s"
+
+
+# --- A large world ---
+
+
+@pytest.fixture
+def one_of_4000(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Watch]]:
+    """A rank among 4,000 with the true times: 4.5 s between two signs of life."""
+    monkeypatch.setattr(cluster_watch, "INTERVAL_SECONDS", 0.5)
+    monkeypatch.setattr(cluster_watch, "SILENT_SECONDS", 3.0)
+    monkeypatch.setattr(cluster_watch, "JUDGE_SECONDS", 5.0)
+    made: list[Watch] = []
+
+    def make(rank: int) -> Watch:
+        store, names = HashStore(), [f"rank {each} on h{each}" for each in range(4000)]
+        for each in range(4000):
+            store.set(f"left/{each}", "")
+        made.append(
+            Watch(lambda: store, replace(WORLD, num_nodes=4000, node_rank=rank), names, 30.0, Starter())
+        )
+        return made[0]
+
+    yield make
+    for watch in made:
+        watch._closed.set()
+
+
+def test_in_a_large_world_two_intervals_without_a_sign_of_life_are_no_silence(
+    one_of_4000: Callable[[int], Watch],
+) -> None:
+    watch, now = one_of_4000(0), time.monotonic()
+    ages = dict.fromkeys(range(4000), 9.0)  # two intervals
+    watch._seen = {rank: (b"1", now - age) for rank, age in (ages | {1717: 12.0}).items()}
+    watch._post(watch.own_store, "lost", "rank 0 on h0 lost the others: connection reset")
+    verdict = watch._judge(late=True)
+    assert verdict == {
+        "kind": "lost",
+        "text": "rank 1717 on h1717 is gone: killed, or cut off from the network",
+    }
+    assert watch.silent_seconds < watch.judge_seconds  # so that who is silent is known when it is judged
+
+
+def test_in_a_large_world_a_rank_between_two_looks_at_the_store_is_not_cut_off(
+    one_of_4000: Callable[[int], Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = one_of_4000(5)
+    bounds: list[float] = []
+
+    def run_now(function: Callable[[], Any], seconds: float) -> Any:
+        bounds.append(seconds)
+        return function()
+
+    monkeypatch.setattr(cluster_watch, "run_bounded", run_now)
+    watch.own_store.set("verdict", '{"kind": "lost", "text": "rank 3 on h3 is gone", "signal": 0}')
+    watch.last_contact = time.monotonic() - 9.0
+    assert str(watch.agree(PeerLost("connection reset"))) == "rank 3 on h3 is gone"
+    assert bounds == [2 * watch.judge_seconds]

@@ -27,33 +27,38 @@ def assert_whole(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "here", "there"),
+    ("kind", "rank", "here", "there"),
     [
-        ("raise", "environment 2 raised at step", "rank 1 on {host}: environment 2 raised at step"),
-        ("kill", "rank 1 on {host} was killed by SIGKILL", "rank 1 on {host} is gone: killed, or cut off"),
+        ("raise", 1, "environment 2 raised at step", "rank 1 on {host}: environment 2 raised at step"),
+        ("kill", 0, "rank 0 on {host} was killed by SIGKILL", "rank 0 on {host} is gone"),
         (
             "hang",
+            1,
             f"made no progress for {TIMEOUT} s",
             f"rank 1 on {{host}}: made no progress for {TIMEOUT} s",
         ),
     ],
 )
 def test_a_rank_that_fails_on_one_node_ends_the_other_with_its_name(
-    tmp_path: Path, kind: str, here: str, there: str
+    tmp_path: Path, kind: str, rank: int, here: str, there: str
 ) -> None:
     folder, host = tmp_path / "run", socket.gethostname()
     began = tmp_path / "began"
-    flags = (*TINY, *EVERY_STATE, *fault(fault=kind, at=120, once=began), "--num-workers", 1)
+    flags = (*TINY, *EVERY_STATE, *fault(fault=kind, rank=rank, at=120, once=began), "--num-workers", 1)
     with Nodes(cluster_runs.own_address()) as nodes:
-        nodes.start(PPO, *flags, "--output-dir", folder)
-        (code, output, errors), (other_code, _, other_errors) = nodes.wait(90)
+        nodes.start(PPO, *flags, "--set", "logging.checkpoint_interval=5", "--output-dir", folder)
+        endings = nodes.wait(90)
         ended = time.time()
-    assert (code, other_code) == (1, 1)
-    assert here.format(host=host) in other_errors.splitlines()[-1]
-    assert there.format(host=host) in errors.splitlines()[-1]
+    assert [code for code, *_ in endings] == [1, 1]
+    assert here.format(host=host) in endings[rank][2].splitlines()[-1]
+    assert there.format(host=host) in endings[1 - rank][2].splitlines()[-1]
     assert ended - began.stat().st_mtime < TIMEOUT + 10
     assert runs.record(folder)["status"] == "failed"
-    assert_whole(folder)
+    assert runs.rows(folder)[-1]["update"] == 14  # of 8 steps each
+    if rank == 0:  # which could not save what it knew
+        assert runs.checkpoint(folder, "step_320")["counters"] == {"updates": 10, "timesteps": 320}
+    else:
+        assert_whole(folder)
     cluster_runs.assert_nothing_left(folder)
 
 
@@ -85,17 +90,21 @@ def test_a_signal_to_one_node_stops_all_at_one_boundary_and_the_same_command_goe
     assert_whole(folder)
     cluster_runs.assert_nothing_left(folder)
 
-    budget = first["total_timesteps"] + 320
+    before = first["duration_hours"] * 3600
+    limit = before + 1.0
     with Nodes(cluster_runs.own_address()) as nodes:
-        nodes.start(PPO, *flags, "--total-timesteps", budget)
+        nodes.start(PPO, *flags, "--duration", limit / 3600)
         (code, _, errors), (other_code, *_) = nodes.wait(60)
     assert (code, other_code) == (0, 0), errors
-    second = runs.record(folder)
-    assert (second["status"], second["total_timesteps"]) == ("completed", budget)
-    updates = [row["update"] for row in runs.rows(folder)]
-    assert updates == list(range(1, budget // 32 + 1))
-    elapsed = [row["time/elapsed_seconds"] for row in runs.rows(folder)]
-    assert elapsed == sorted(elapsed)  # the time before counts
+    second, rows = runs.record(folder), runs.rows(folder)
+    assert second["status"] == "completed"
+    assert second["total_timesteps"] == 32 * len(rows) > first["total_timesteps"]
+    assert [row["update"] for row in rows] == list(range(1, len(rows) + 1))
+    elapsed = [row["time/elapsed_seconds"] for row in rows]
+    assert elapsed == sorted(elapsed)
+    # The time before counts: all of it together ended at the boundary nearest to the limit.
+    assert elapsed[-1] > limit - 0.5
+    assert elapsed[-2] < limit
 
 
 def test_a_port_that_is_taken_is_refused_at_once_by_name(tmp_path: Path) -> None:
@@ -128,6 +137,17 @@ def test_nodes_with_different_settings_are_refused_by_both(tmp_path: Path) -> No
         assert "cluster.num_workers = 2 on rank" in errors.splitlines()[-1]
         assert "1 on rank 0" in errors.splitlines()[-1]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_taken_is_refused_by_both_nodes_at_once(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    with Nodes(cluster_runs.own_address()) as nodes:
+        nodes.start(PPO, *TINY, "--num-workers", 1, "--output-dir", tmp_path)
+        ended = nodes.wait(60)
+    for code, _, errors in ended:
+        assert code == 2, errors
+        assert f"{tmp_path} already holds a run" in errors.splitlines()[-1]
+    cluster_runs.assert_nothing_left(tmp_path)
 
 
 def test_wrong_values_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -59,20 +59,15 @@ def test_the_check_measures_the_link_and_every_rank() -> None:
     assert 0 < trip < 100_000  # microseconds
     assert 4 < bandwidth < 60  # MB/s: 12.5 and what the shaper lets through at first
     assert abs(offset) < 100  # milliseconds, of one and the same clock
-    assert "all-reduce over 2 rank(s): " in output
+    assert "all-reduce over 2 ranks: " in output
 
 
-def run_job(
-    command: list[str], given: dict[str, object], stop_at: tuple[Path, int] | None = None
-) -> tuple[int, str]:
-    """Run a job script, asked to stop once a run has so many rows; its exit code and all that it printed."""
+def run_job(command: list[str], given: dict[str, object]) -> tuple[int, str]:
+    """Run a job script; its exit code and all that it printed."""
     job = cluster_runs.start(command, **given)
     try:
-        if stop_at is not None:
-            runs.wait_for_rows(*stop_at, timeout=40)
-            job.send_signal(signal.SIGTERM)
         output, errors = job.communicate(timeout=50)
-    except (AssertionError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
         job.send_signal(signal.SIGTERM)  # which the script passes on
         raise AssertionError("".join(job.communicate(timeout=30))) from None
     return job.returncode, output + errors
@@ -84,28 +79,36 @@ def test_the_pbs_script_stops_before_its_limit_submits_itself_and_goes_on(tmp_pa
     here."""
     folder, submitted, nodefile = tmp_path / "run", tmp_path / "submitted", tmp_path / "nodes"
     nodefile.write_text("10.98.7.1\n10.98.7.1\n10.98.7.2\n10.98.7.2\n")
-    qsub, remote = tmp_path / "qsub", tmp_path / "remote"
+    qsub, qstat, remote = (tmp_path / name for name in ("qsub", "qstat", "remote"))
     qsub.write_text(f'#!/bin/sh\necho "$@" > {submitted}\n')
+    qstat.write_text('#!/bin/sh\necho "    Resource_List.walltime = 00:00:26"\n')
     flags = " ".join(map(str, (*TINY, *fault(delay=0.002), "--num-workers", 1)))
-    given = {
-        "PBS_JOBID": "123.server", "PBS_NODEFILE": nodefile, "PBS_O_WORKDIR": runs.PROJECT, "OUTPUT": folder,
-        "PYTHON": sys.executable, "REMOTE": remote, "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "PBS_WALLTIME": 14_400,
+    place = {
+        "PBS_JOBID": "123.server", "PBS_NODEFILE": nodefile, "PBS_O_WORKDIR": runs.PROJECT,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }  # fmt: skip
+    given = {"OUTPUT": folder, "PYTHON": sys.executable, "REMOTE": remote, "MARGIN": 10, "FLAGS": flags}
     with two_hosts() as (names, _):
         command = ["ip", "netns", "exec", names[0], "bash", str(runs.PROJECT / "cluster" / "pbs.sh")]
         inside = f'ip netns exec {names[1]} sh -c "$*"'  # as ssh does on the host that it is given
         remote.write_text(f'#!/bin/sh\n[ "$1" = 10.98.7.2 ] || exit 3\nshift\nexec {inside}\n')
-        for path in (qsub, remote):
+        for path in (qsub, qstat, remote):
             path.chmod(0o755)
-        code, output = run_job(command, {**given, "FLAGS": flags}, stop_at=(folder, 5))
+        code, output = run_job(command, {**place, **given})  # 16 seconds
         assert code == 143, output
         first = runs.record(folder)
         assert first["status"] == "interrupted"
-        assert f"OUTPUT={folder},SCRIPT={PPO}," in submitted.read_text()
+        settings = folder / "pbs_settings"
+        assert submitted.read_text() == f"-l walltime=00:00:26 -v SETTINGS={settings} cluster/pbs.sh\n"
+        cluster_runs.assert_nothing_left(folder)
+        submitted.unlink()
         budget = first["total_timesteps"] + 320
-        code, output = run_job(command, {**given, "FLAGS": f"{flags} --total-timesteps {budget}"})
+        flags = f"{flags} --total-timesteps {budget}"
+        code, output = run_job(
+            command, {**place, "SETTINGS": settings, "FLAGS": flags, "PBS_WALLTIME": 14_400}
+        )
     assert code == 0, output
+    assert not submitted.exists()
     assert runs.record(folder)["total_timesteps"] == budget
     assert [row["update"] for row in runs.rows(folder)] == list(range(1, budget // 32 + 1))
     cluster_runs.assert_nothing_left(folder)

@@ -18,7 +18,7 @@ from src.cli import main
 from src.evaluation_cli import main as evaluate
 from tests import cluster_runs, rank_env, runs
 from tests.cluster_runs import IMPALA, Nodes, agents, fault, two_hosts
-from tests.test_actor_learner import EQUAL_KEYS, POLE
+from tests.impala_runs import EQUAL_KEYS, POLE
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.integration]
 
@@ -93,7 +93,7 @@ def test_without_lag_two_nodes_log_what_one_process_logs(tmp_path: Path) -> None
     ):
         assert words in output
     assert output.count("TRAINING SUMMARY") == 1
-    assert f"Node 1 ({HOST}) starts ranks 2 to 3 of 4 and 1 actor(s)" in other_output
+    assert f"Node 1 ({HOST}) starts ranks 2 to 3 of 4 and 1 actor" in other_output
     assert_nothing_left(folder, before)
 
     checkpoint, result = folder / "checkpoints" / "impala_distributed_final.pt", tmp_path / "result.json"

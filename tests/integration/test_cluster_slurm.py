@@ -21,11 +21,13 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield cluster
 
 
-def submit(slurm: Slurm, folder: Path, *flags: object, script: str = PPO) -> str:
+def submit(
+    slurm: Slurm, folder: Path, *flags: object, script: str = PPO, options: tuple[str, ...] = ()
+) -> str:
     given = {"PROJECT": runs.PROJECT, "PYTHON": sys.executable, "OUTPUT": folder}
     place = ("--parsable", "--cpus-per-task=1", f"--output={slurm.folder}/job-%j.out")
     job = runs.PROJECT / "cluster" / "slurm.sbatch"
-    return slurm.call("sbatch", *place, job, script, *flags, **given).strip()
+    return slurm.call("sbatch", *place, *options, job, script, *flags, **given).strip()
 
 
 def log(slurm: Slurm, job: str) -> str:
@@ -52,6 +54,20 @@ def test_a_job_is_preempted_queued_again_goes_on_and_completes(slurm: Slurm, tmp
     assert (record["status"], record["total_timesteps"]) == ("completed", 32 * updates)
     assert [worker["name"] for worker in record["workers"]] == ["rank 0 on rlcb-n1", "rank 1 on rlcb-n2"]
     assert "start 2, on rlcb-n[1-2]; node 0 is rlcb-n1:" in log(slurm, job)
+    cluster_runs.assert_nothing_left(folder)
+
+
+def test_a_task_for_each_worker_is_a_rank_of_its_own(slurm: Slurm, tmp_path: Path) -> None:
+    folder, updates = tmp_path / "run", 20
+    flags = (*TINY, "--total-timesteps", 32 * updates)
+    job = submit(slurm, folder, *flags, options=("--ntasks-per-node=2",))
+    slurm.wait_for_state(job, ("COMPLETED", 0), timeout=90)
+    record = runs.record(folder)
+    assert (record["status"], record["total_timesteps"]) == ("completed", 32 * updates)
+    assert [worker["name"] for worker in record["workers"]] == [
+        *("rank 0 on rlcb-n1", "rank 1 on rlcb-n1", "rank 2 on rlcb-n2", "rank 3 on rlcb-n2"),
+    ]
+    assert [row["update"] for row in runs.rows(folder)] == list(range(1, updates + 1))
     cluster_runs.assert_nothing_left(folder)
 
 

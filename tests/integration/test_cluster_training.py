@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,9 @@ def test_ranks_that_exchange_gradients_of_8_bits_learn_cartpole(tmp_path: Path) 
     assert performance["best_reward"] > 120
 
 
-def test_plain_scripts_inside_of_a_slurm_job_are_what_they_are_outside(tmp_path: Path) -> None:
+def test_plain_scripts_inside_of_a_slurm_job_are_what_they_are_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = {
         "SLURM_JOB_ID": 7,
         "SLURM_JOB_NUM_NODES": 2,
@@ -109,11 +112,26 @@ def test_plain_scripts_inside_of_a_slurm_job_are_what_they_are_outside(tmp_path:
         "MASTER_ADDR": "192.0.2.1",
         "MASTER_PORT": 29500,
     }
-    for script, extra in (("train_ppo_sequential.py", ()), ("train_ppo_parallel.py", ("--num-workers", 2))):
-        folder = tmp_path / script
-        process = cluster_runs.start(
-            runs.command(script, *FLAGS["ppo"], *extra, "--output-dir", folder), **step
-        )
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
+    for name, value in step.items():
+        monkeypatch.setenv(name, str(value))
+    actors = ("--num-actors", 2, "--set", "impala.num_learners=1")
+    processes = []
+    with contextlib.ExitStack() as stack:
+        for algorithm in ("ppo", "a2c", "a3c", "impala"):
+            flags = FLAGS.get(algorithm, SMALL) + (actors if algorithm == "impala" else ("--num-workers", 2))
+            folder = tmp_path / f"{algorithm}_parallel"
+            process = runs.start(f"train_{algorithm}_parallel.py", *flags, "--output-dir", folder)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+        for algorithm in ("ppo", "a2c", "impala"):
+            flags = (*FLAGS.get(algorithm, SMALL), "--num-threads", 1, "--output-dir", tmp_path / algorithm)
+            assert main(algorithm, "sequential", False, [*map(str, flags)]) == 0
+        for process in processes:
+            _, errors = process.communicate(timeout=100)
+            assert process.returncode == 0, errors
+    folders = list(tmp_path.iterdir())
+    assert len(folders) == 7
+    for folder in folders:
+        assert runs.record(folder)["status"] == "completed"
         assert runs.record(folder)["total_timesteps"] == 84 * 5
