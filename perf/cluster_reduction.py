@@ -2,9 +2,9 @@
 
     venv/bin/python -m perf.cluster_reduction [--rates 1gbit 100mbit] [--architecture nature]
 
-As root, with iproute2: the ranks are in network namespaces. Prints, for each link, the timesteps per second
-of whole updates and the time of an update that goes into waiting for the sum. Rounds alternate, so that what
-else the machine does meets all alike.
+As root, with iproute2: the ranks are in network namespaces. For each link: the timesteps per second of whole
+updates, and the time of an update that goes into waiting for the sum. Rounds alternate, so that what else the
+machine does meets all alike.
 """
 
 from __future__ import annotations
@@ -12,27 +12,32 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from perf.measure import Comparison, interleave, save, table
 from tests import runs
 from tests.cluster_runs import PPO, Nodes, two_hosts
 
+PLAIN = "one all-reduce"
 WAYS = {
-    "one all-reduce": (),
+    PLAIN: (),
     "overlap": ("--set", "cluster.overlap=true"),
     "bf16": ("--set", "cluster.compression=bf16"),
     "overlap, bf16": ("--set", "cluster.overlap=true", "--set", "cluster.compression=bf16"),
 }
-ENVS, STEPS, BATCH, UPDATES, WARM = 16, 32, 128, 7, 2
+ENVS, STEPS, BATCH, EPOCHS, UPDATES, WARM = 16, 32, 128, 2, 7, 2
 
 
-def measure(rate: str, flags: tuple[str, ...], architecture: str) -> tuple[float, float]:
-    """Timesteps per second and seconds of `sync` in an update (the mean of ranks), medians over updates."""
+def measure(rate: str, flags: tuple[str, ...], architecture: str, waits: list[float]) -> float:
+    """Timesteps per second, the median over updates; `waits` keeps that of seconds of `sync` in an update,
+    the mean of both ranks."""
     with tempfile.TemporaryDirectory() as folder, two_hosts(rate) as (names, address):
         with Nodes(address, names) as nodes:
             nodes.start(
                 PPO, "--env", "coinrun", "--num-envs", ENVS, "--n-steps", STEPS, "--batch-size", BATCH,
-                "--n-epochs", 2, "--set", f"model.architecture={architecture}", "--num-workers", 1,
+                "--n-epochs", EPOCHS, "--set", f"model.architecture={architecture}", "--num-workers", 1,
                 "--set", "model.hidden_size=512", "--set", "logging.tensorboard=false",
                 "--total-timesteps", ENVS * STEPS * UPDATES, "--output-dir", Path(folder) / "run", *flags,
             )  # fmt: skip
@@ -40,10 +45,16 @@ def measure(rate: str, flags: tuple[str, ...], architecture: str) -> tuple[float
                 if code:
                     raise SystemExit(errors)
         rows = runs.rows(Path(folder) / "run")[WARM:]
-    return (
-        statistics.median(row["time/fps"] for row in rows),
-        statistics.median(row["profile/sync_seconds"] for row in rows),
-    )
+    waits.append(statistics.median(row["profile/sync_seconds"] for row in rows))
+    return statistics.median(row["time/fps"] for row in rows)
+
+
+def describe(rate: str, comparison: Comparison, waits: Mapping[str, Sequence[float]]) -> str:
+    """What was measured over one link."""
+    lines = [f"### {rate}", "", table(comparison, PLAIN, "timesteps/s"), ""]
+    for name, seconds in waits.items():
+        lines.append(f"- {name}: {statistics.median(seconds):.3f} s of an update wait for the sum")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -54,15 +65,25 @@ def main() -> None:
     parser.add_argument("--architecture", default="nature", choices=("nature", "impala"))
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    print(f"{'link':<10}{'all-reduce':<18}{'FPS':>8}{'sync, s an update':>20}")
+    texts, data = [], {}
     for rate in arguments.rates:
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
-        for _ in range(arguments.rounds):
-            for name, flags in WAYS.items():
-                found[name].append(measure(rate, flags, arguments.architecture))
-        for name, pairs in found.items():
-            fps, sync = (statistics.median(column) for column in zip(*pairs))
-            print(f"{rate:<10}{name:<18}{fps:>8.0f}{sync:>20.3f}", flush=True)
+        print(rate, flush=True)
+        waits: dict[str, list[float]] = {name: [] for name in WAYS}
+        comparison = interleave(
+            {
+                name: partial(measure, rate, flags, arguments.architecture, waits[name])
+                for name, flags in WAYS.items()
+            },
+            arguments.rounds,
+        )
+        texts.append(describe(rate, comparison, waits))
+        data[rate] = {"rates": comparison.rates, "sync_seconds": waits}
+    title = (
+        f"PPO on coinrun, {arguments.architecture} network, {ENVS} environments x {STEPS} steps, minibatches "
+        f"of {BATCH}, {EPOCHS} epochs: two ranks of one thread that share one machine, joined by a shaped "
+        f"link, {arguments.rounds} rounds in turn"
+    )
+    save(f"cluster_reduction_{arguments.architecture}", "\n\n".join([title, *texts]), data)
 
 
 if __name__ == "__main__":

@@ -49,9 +49,7 @@ class Way:
 
 
 AS_IT_IS = Way("as it is")
-TOGETHER = Way(
-    "the last four together", Options(hierarchical=True, small_sums=False, local_index=True), yielding=True
-)
+TOGETHER = Way("the last three together", Options(hierarchical=True, local_index=True), yielding=True)
 # What can be set or bought today; what would have to be written; all of the latter.
 WAYS = (
     AS_IT_IS,
@@ -62,7 +60,6 @@ WAYS = (
     Way("a network of a tenth of the delay", delay=0.1),
     Way("gloo's network threads yield", yielding=True),
     Way("sums within nodes, then between nodes", Options(hierarchical=True)),
-    Way("no sums of their own for a minibatch's advantages", Options(small_sums=False)),
     Way("each rank shuffles its own samples", Options(local_index=True)),
     TOGETHER,
 )

@@ -16,6 +16,7 @@ from perf.cluster_scaling_ring import Hop, Points, Sharing, add, hierarchical_pa
 BACKWARD_SHARE = 2 / 3  # of forward and backward pass together
 BUSY = ("act", "learn", "rest", "crowd")  # the parts of an update in which a core computes
 SMALL_BYTES = 32  # of the sums of a few numbers that come between the gradients
+MOMENT_BYTES = 24  # of what a node tells of the advantages of its part of a minibatch: three numbers
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class Options:
-    """How gradients are summed. The last three are not what the programs do today."""
+    """How gradients are summed. `hierarchical` and `local_index` are not what the programs do today."""
 
     overlap: bool = False
     compression: bool = False
     hierarchical: bool = False
     """Sums within a node in shared memory; one rank of each node talks to other nodes."""
-    small_sums: bool = True
-    """Whether a minibatch has two sums of its own for the mean and the spread of its advantages."""
     local_index: bool = False
     """Whether a rank shuffles only its own samples."""
     state_bytes: float = 0.0
@@ -178,19 +177,30 @@ def minibatches(workload: Workload, ranks: int) -> int:
     return workload.epochs * math.ceil(total / (workload.batch_size or total))
 
 
-def small_sums(workload: Workload, nodes: int, ranks: int, options: Options) -> int:
+def small_sums(workload: Workload, nodes: int) -> int:
     """All-reduces of a few numbers in an update, as the programs call them.
 
     PPO and A2C: two barriers, the reward statistics, four for the explained variance (over several nodes),
-    the sizes of what is gathered and the clock; PPO also two in each minibatch for its advantages. IMPALA:
-    the reward statistics, the slots, the sizes and the clock.
+    the sizes of what is gathered and the clock. IMPALA: the reward statistics, the slots, the sizes and the
+    clock.
     """
     if workload.algorithm == "impala":
         return 4
-    count = 5 + (4 if nodes > 1 else 0)
-    if workload.algorithm == "ppo" and options.small_sums:
-        count += 2 * minibatches(workload, ranks)
-    return count
+    return 5 + (4 if nodes > 1 else 0)
+
+
+def small_parts(
+    workload: Workload, nodes: int, per_node: int, network: Hop, machine: Machine, options: Options
+) -> dict[str, float]:
+    """All sums of an update but those of gradients: of a few numbers, and over several nodes one in each of
+    PPO's epochs, of the mean and the spread of the advantages of all its minibatches."""
+    small = sum_parts(SMALL_BYTES, nodes, per_node, network, machine, options)
+    parts = {name: small_sums(workload, nodes) * value for name, value in small.items()}
+    if workload.algorithm == "ppo" and nodes > 1:
+        size = MOMENT_BYTES * nodes * minibatches(workload, nodes * per_node) / workload.epochs
+        moments = sum_parts(size, nodes, per_node, network, machine, options)
+        parts = add(parts, moments, workload.epochs)
+    return parts
 
 
 def largest_share(workload: Workload, nodes: int, per_node: int) -> float:
@@ -246,8 +256,7 @@ def predict(
     gradient = gradient_parts(
         computing, machine, nodes, per_node, network, options, BACKWARD_SHARE * slower * last
     )
-    small = sum_parts(SMALL_BYTES, nodes, per_node, network, machine, options)
-    sums = {name: count * value for name, value in gradient.items()}
+    small = small_parts(workload, nodes, per_node, network, machine, options)
     noise = computing.noise * expected_maximum(ranks)
     parts = {
         "act": act,
@@ -256,7 +265,7 @@ def predict(
         "crowd": (slower - 1) * (act + learn + rest),
         "shuffling": shuffling(workload, total, machine, options),
         "uneven": slower * (math.hypot(uneven, noise * (learn + uneven)) + noise * act),
-        **add(sums, small, small_sums(workload, nodes, ranks, options)),
+        **add(small, gradient, count),
         "gathering": machine.gather_seconds * (ranks - 1),
     }
     if workload.algorithm == "impala":  # actors go on meanwhile, but gloo's threads want their cores

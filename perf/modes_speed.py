@@ -11,6 +11,8 @@ core.
 from __future__ import annotations
 
 import argparse
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,8 +55,8 @@ CASES = (
 )
 
 
-def run(case: Case, mode: str, record: dict[str, Any]) -> float:
-    """Train once and return timesteps per second; `record` keeps what else is of interest."""
+def run(case: Case, mode: str, record: dict[str, list[dict[str, Any]]]) -> float:
+    """Train once and return timesteps per second; `record` keeps what else is of interest of each round."""
     algorithm = "a3c" if mode == "a3c" else case.algorithm
     kind = "sequential" if mode in ("sequential", "pinned") else "parallel"
     flags = (
@@ -66,9 +68,10 @@ def run(case: Case, mode: str, record: dict[str, Any]) -> float:
     settings = (f"model.architecture={case.network}", *case.settings)
     core = 0 if mode == "pinned" else None
     result = train(f"train_{algorithm}_{kind}.py", flags, settings, core)
-    record[mode] = {"peak_memory_mb": result.peak_memory_mb, "shares": result.shares}
+    detail: dict[str, Any] = {"peak_memory_mb": result.peak_memory_mb, "shares": result.shares}
     if "impala" in result.record:
-        record[mode]["impala"] = result.record["impala"]
+        detail["impala"] = result.record["impala"]
+    record.setdefault(mode, []).append(detail)
     return result.fps
 
 
@@ -82,7 +85,7 @@ def main() -> None:
         if arguments.cases and case.name not in arguments.cases:
             continue
         print(case.name, flush=True)
-        details: dict[str, Any] = {}
+        details: dict[str, list[dict[str, Any]]] = {}
         comparison = interleave(
             {mode: partial(run, case, mode, details) for mode in case.modes}, arguments.rounds
         )
@@ -93,19 +96,46 @@ def main() -> None:
     save(name, "\n\n".join([title, *texts]), data)
 
 
-def describe(case: Case, comparison: Comparison, details: dict[str, Any]) -> str:
+def describe(case: Case, comparison: Comparison, details: dict[str, list[dict[str, Any]]]) -> str:
     lines = [f"### {case.name}", "", table(comparison, case.modes[0], "timesteps/s"), ""]
-    for mode, detail in details.items():
-        shares = ", ".join(f"{name} {share:.1%}" for name, share in detail["shares"].items())
-        lines.append(f"- {mode}: peak {detail['peak_memory_mb']:,.0f} MB; {shares}")
-        calibration = detail.get("impala", {}).get("calibration")
-        if calibration is not None:
-            lines.append(
-                f"- {mode}: {calibration['num_actors']} actors, {calibration['num_learners']} learners; "
-                f"{comparison.median(mode) / calibration['limit']:.0%} of the limit of the calibration, "
-                f"{calibration['limit']:,.0f} timesteps/s"
-            )
+    for mode, rounds in details.items():
+        peak = statistics.median(each["peak_memory_mb"] for each in rounds)
+        shares = {
+            name: statistics.median(each["shares"][name] for each in rounds) for name in rounds[0]["shares"]
+        }
+        text = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        lines.append(f"- {mode}: peak {peak:,.0f} MB; {text}")
+        calibrations = [each.get("impala", {}).get("calibration") for each in rounds]
+        if None not in calibrations:
+            lines += describe_limits(mode, comparison.rates[mode], calibrations)
     return "\n".join(lines)
+
+
+def describe_limits(
+    mode: str, rates: Sequence[float], calibrations: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """What IMPALA reached of cores / (t_act + t_learn), each round held against what its own calibration had
+    measured just before.
+
+    Once with the time to act of the split that was chosen, and once with the shortest that was measured, of
+    whatever number of environments: the limit that no split can beat.
+    """
+    splits = dict.fromkeys(f"{each['num_actors']} and {each['num_learners']}" for each in calibrations)
+    limits = {
+        "the t_act of the chosen split": [each["limit"] for each in calibrations],
+        "the shortest t_act": [
+            each["cores"] / (min(each["act_seconds"].values()) + each["learn_seconds"])
+            for each in calibrations
+        ],
+    }
+    lines = [f"- {mode}: actors and learners {', '.join(splits)}"]
+    for name, values in limits.items():
+        shares = [rate / limit for rate, limit in zip(rates, values, strict=True)]
+        lines.append(
+            f"- {mode}: {statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%}) of the "
+            f"limit cores / (t_act + t_learn) with {name}, {statistics.median(values):,.0f} timesteps/s"
+        )
+    return lines
 
 
 if __name__ == "__main__":

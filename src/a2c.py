@@ -12,6 +12,7 @@ from src.config import Config
 from src.learner import Learner
 from src.losses import actor_critic_loss, explained_variance, normalisation, policy_terms
 
+USES_GAE = True
 STATISTICS = ("policy_loss", "value_loss", "entropy")
 
 
@@ -31,7 +32,7 @@ def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int
     share = communicator.share(np.arange(num_samples), rollout.num_envs)
     centre, scale = 0.0, 1.0
     if training.normalize_advantages:
-        centre, scale = normalisation(rollout.flat("advantages")[share], communicator)
+        centre, scale = normalisation(rollout.flat("advantages"), communicator)
 
     def loss(samples: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
         batch = {name: values[samples] for name, values in data.items()}

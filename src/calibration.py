@@ -19,6 +19,7 @@ from src import cpu_utils
 from src.config import Config
 from src.config_file import build_config
 from src.measuring import Measurers
+from src.terminal import counted
 
 if TYPE_CHECKING:
     from src.learning_process import LearningProcess
@@ -49,12 +50,16 @@ class Calibration:
         act = ", ".join(f"{1e3 * each:.3f} with {n}" for n, each in sorted(self.act_seconds.items()))
         return (
             f"a timestep takes a core {1e3 * self.learn_seconds:.3f} ms to learn from and to act {act} "
-            f"environments: {self.num_actors} actor(s), {self.num_learners} learner(s), "
+            f"environments: {counted(self.num_actors, 'actor')}, {counted(self.num_learners, 'learner')}, "
             f"about {self.timesteps_per_second:,.0f} timesteps/s"
         )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @staticmethod
+    def from_dict(data: dict[str, Any] | None) -> Calibration | None:
+        return None if data is None else Calibration(**data)
 
 
 def candidates(config: Config, cores: int) -> list[int]:
@@ -119,6 +124,18 @@ def calibrate(config: Config, check_stop: Callable[[], None]) -> tuple[Config, C
     data = config.model_dump()
     data["impala"] |= {"num_actors": chosen.num_actors, "num_learners": chosen.num_learners}
     return build_config(data, "calibration"), chosen
+
+
+def with_split_of(config: Config, before: Config) -> Config:
+    """The configuration of a run that goes on, with the numbers of actors and learners that the run had
+    `before` where it leaves them open."""
+    if not config.has_actors:
+        return config
+    data = config.model_dump()
+    for key in ("num_actors", "num_learners"):
+        if data["impala"][key] is None:
+            data["impala"][key] = getattr(before.impala, key)
+    return build_config(data, "the run that goes on")
 
 
 class Bench:

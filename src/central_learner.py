@@ -233,6 +233,7 @@ class CentralLearner(LearningProcess):
                 "counters": asdict(self.counters),
                 "scaler": {key: value for key, value in self.scaler.state().items() if key != "returns"},
                 "rng": {"torch": torch.get_rng_state()},
+                "calibration": None if self.calibration is None else self.calibration.to_dict(),
                 "begun": [node["begun"] for node in nodes],
                 "replaced_actors": [node["replaced"] for node in nodes],
                 "phase_seconds": self.phase_seconds,
@@ -245,6 +246,7 @@ class CentralLearner(LearningProcess):
         self.require_spaces(state)
         self.learner.load(state["learner"])
         self.counters = Counters(**state["counters"])
+        self.calibration = self.calibration or Calibration.from_dict(state.get("calibration"))
         self.scaler.load({**state["scaler"], "returns": np.zeros_like(self.scaler.returns)})
         torch.set_rng_state(state["rng"]["torch"])
         self.timer.seconds.update(state["phase_seconds"][self.communicator.rank])

@@ -143,7 +143,7 @@ class Config(Section):
         mode = data.get("mode")
         if mode == "distributed" or (mode == "parallel" and data.get("algorithm") == "impala"):
             return data
-        workers = usable_cores() if mode == "parallel" else 1
+        workers = _workers_for(data.get("env")) if mode == "parallel" else 1
         return {**data, "parallel": {**parallel, "num_workers": workers}}
 
     @model_validator(mode="after")
@@ -184,6 +184,11 @@ class Config(Section):
                 f"parallel.num_workers = {self.parallel.num_workers}: the distributed mode has "
                 "cluster.num_workers, for each node, instead"
             )
+        elif self.parallel.timeout_seconds != ParallelConfig().timeout_seconds:
+            raise ValueError(
+                f"parallel.timeout_seconds = {self.parallel.timeout_seconds:g}: the distributed mode has "
+                "cluster.timeout_seconds instead"
+            )
         elif self.algorithm == "a3c":
             raise ValueError("A3C shares its parameters in the memory of one machine: use mode parallel")
 
@@ -219,9 +224,11 @@ class Config(Section):
                 "set it to false"
             )
         if not self.has_actors:
-            for key in ("num_actors", "num_learners"):
-                if getattr(self.impala, key) not in (None, 1):
-                    raise ValueError(f"impala.{key} = {getattr(self.impala, key)}: a sequential run has none")
+            for key in ACTOR_SETTINGS:
+                value, default = getattr(self.impala, key), ImpalaConfig.model_fields[key].default
+                one = default is None and value == 1  # of a number of processes, which is true of it
+                if value != default and not one:
+                    raise ValueError(f"impala.{key} = {value}: a sequential run has no actors")
             return
         for section, workers in (
             ("parallel", self.parallel.num_workers),
@@ -243,6 +250,25 @@ class Config(Section):
 
 # Settings that mean something to PPO alone.
 PPO_SETTINGS = ("clip_range", "clip_value_loss", "target_kl")
+# Settings of IMPALA that mean something only where other processes act than learn.
+ACTOR_SETTINGS = (
+    "num_actors",
+    "num_learners",
+    "max_policy_lag",
+    "max_actor_restarts",
+    "actor_nice",
+    "check_unwritten",
+)
+
+
+def _workers_for(env: Any) -> int:
+    """As many workers as share the environments evenly, one per usable core at the most."""
+    environments = env.get("num_envs") if isinstance(env, Mapping) else None
+    if environments is None:
+        environments = EnvConfig().num_envs
+    if not isinstance(environments, int) or environments < 1:
+        return usable_cores()  # which is refused elsewhere
+    return largest_divisor(environments, usable_cores())
 
 
 def largest_divisor(number: int, limit: int) -> int:

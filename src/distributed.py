@@ -16,6 +16,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from src.errors import PeerLost, RunError
+from src.terminal import counted
 
 T = TypeVar("T")
 
@@ -77,18 +78,27 @@ class Communicator:
         """Overwrite a tensor with the main process's."""
         return tensor
 
-    def share(self, samples: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
-        """This process's share of a minibatch: together the processes take every sample once.
+    def on_node(self, samples: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
+        """Those of a minibatch's samples that this node has.
 
         `samples` (n,) are numbers t * N + i in the rollout of all nodes together, N environments wide; each
         node holds the columns of `num_envs` of them. Returns numbers in the node's own rollout.
         """
-        if self.num_nodes > 1:
-            steps, envs = np.divmod(samples, num_envs * self.num_nodes)
-            envs -= self.node_rank * num_envs
-            here = (envs >= 0) & (envs < num_envs)
-            samples = steps[here] * num_envs + envs[here]
+        if self.num_nodes == 1:
+            return samples
+        steps, envs = np.divmod(samples, num_envs * self.num_nodes)
+        envs -= self.node_rank * num_envs
+        here = (envs >= 0) & (envs < num_envs)
+        own: NDArray[np.int64] = steps[here] * num_envs + envs[here]
+        return own
+
+    def own(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of samples that this node has, this process's share: together its processes take every one once."""
         return samples[self.local_rank :: self.local_size]
+
+    def share(self, samples: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
+        """This process's share of a minibatch, with arguments and numbers as those of `on_node`."""
+        return self.own(self.on_node(samples, num_envs))
 
     def reduction(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Reduction:
         """What sums a gradient, and the statistics behind it, over all processes.
@@ -182,7 +192,8 @@ class GlooCommunicator(Communicator):
         self._call(dist.all_gather, numbers, number)
         different = [rank for rank, other in enumerate(numbers) if not torch.equal(other, numbers[0])]
         if different:
-            raise RunError(f"{what} of worker(s) {different} differ from those of worker 0")
+            others = f"{counted(len(different), 'worker')}: {different}"
+            raise RunError(f"{what} differ from those of worker 0 on {others}")
 
     def _call(self, operation: Any, *arguments: Any, **options: Any) -> None:
         try:

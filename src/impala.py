@@ -19,6 +19,7 @@ from src.metrics import variance_explained
 from src.models import ActorCritic
 from src.vtrace import Thresholds, vtrace
 
+USES_GAE = False  # computes its own advantages, from what its network says by then
 # The means of the targets and errors, and of their squares, are for the explained variance.
 MOMENTS = ("target", "target_square", "error", "error_square")
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "impala/rho_clipped_fraction", *MOMENTS)

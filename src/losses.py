@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -69,14 +71,55 @@ def explained_variance(
     return metrics.variance_explained(*variances)
 
 
-def normalisation(advantages: NDArray[np.float32], communicator: Communicator) -> tuple[float, float]:
-    """(mean, 1 / standard deviation) of a minibatch's advantages, of which this process holds a share.
+Moments = tuple[float, float, float]
+"""Of numbers: how many there are, their mean, the sum of their squared deviations from it."""
+
+
+def moments_of(numbers: NDArray[np.float32]) -> Moments:
+    exact = numbers.astype(np.float64)
+    mean = float(exact.sum()) / max(1, exact.size)
+    return float(exact.size), mean, float(np.square(exact - mean).sum())
+
+
+def joint_moments(moments: Sequence[Moments], communicator: Communicator) -> list[Moments]:
+    """Moments of what all nodes have together, from those of each node, in one all-reduce (Chan et al. 1983,
+    "Algorithms for computing the sample variance").
+
+    Nodes tell means and deviations from them, since plain sums of squares lose the deviations of numbers that
+    are large beside them.
+    """
+    table = np.zeros((communicator.num_nodes, len(moments), 3))
+    if communicator.local_rank == 0:  # for all processes of its node
+        table[communicator.node_rank] = moments
+    communicator.sum_(torch.from_numpy(table))
+    counts, means, squares = np.moveaxis(table, 2, 0)  # each (nodes, minibatches)
+    count = counts.sum(0)
+    mean = (counts * means).sum(0) / np.maximum(1, count)
+    squares = (squares + counts * np.square(means - mean)).sum(0)
+    return list(zip(count.tolist(), mean.tolist(), squares.tolist(), strict=True))
+
+
+def normalisations(
+    minibatches: Sequence[NDArray[np.float32]], communicator: Communicator
+) -> list[tuple[float, float]]:
+    """(mean, 1 / standard deviation) of the advantages of each of several minibatches.
+
+    `minibatches` are the advantages that this node has of each, perhaps none. All processes of a node see the
+    same, so on one node nobody has to be asked; nodes need one all-reduce for all minibatches.
 
     Without spread, as in a minibatch of one sample, the second is 0: nothing tells good actions from bad.
     """
-    share = advantages.astype(np.float64)
-    count, total = communicator.sum_floats([share.size, share.sum()])
-    mean = total / count
-    (squares,) = communicator.sum_floats([np.square(share - mean).sum()])
-    std = (squares / max(1.0, count - 1)) ** 0.5
-    return mean, 1 / (std + 1e-8) if std > 0 else 0.0
+    moments = [moments_of(advantages) for advantages in minibatches]
+    if communicator.num_nodes > 1:
+        moments = joint_moments(moments, communicator)
+    found = []
+    for count, mean, squares in moments:
+        std = (squares / max(1.0, count - 1)) ** 0.5
+        found.append((mean, 1 / (std + 1e-8) if std > 0 else 0.0))
+    return found
+
+
+def normalisation(advantages: NDArray[np.float32], communicator: Communicator) -> tuple[float, float]:
+    """The same for one minibatch."""
+    (found,) = normalisations([advantages], communicator)
+    return found

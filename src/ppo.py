@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -11,13 +12,15 @@ from torch import Tensor
 
 from src.buffer import RolloutBuffer
 from src.config import Config
+from src.distributed import Communicator
 from src.learner import Learner
-from src.losses import explained_variance, normalisation, policy_terms, value_loss
+from src.losses import explained_variance, normalisations, policy_terms, value_loss
 from src.metrics import SampleMeans
 from src.models import ActorCritic
 from src.seeding import minibatch_permutation
 from src.settings import TrainingConfig
 
+USES_GAE = True  # learns from advantages that were estimated before the update
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
@@ -86,6 +89,26 @@ def minibatch_loss(
     )
 
 
+def minibatches(
+    rollout: RolloutBuffer, order: NDArray[np.int64], config: TrainingConfig, communicator: Communicator
+) -> Iterator[tuple[NDArray[np.int64], int, float, float]]:
+    """The minibatches of an epoch that visits the samples of all nodes in `order`.
+
+    Gives this process's share of each, the number of its samples in all processes, and what advantages are
+    shifted and scaled by. Advantages stay as they are during an update, so these are known for all of an
+    epoch's minibatches before the first step.
+    """
+    size = config.batch_size or len(order)
+    parts = [order[start : start + size] for start in range(0, len(order), size)]
+    here = [communicator.on_node(part, rollout.num_envs) for part in parts]
+    scalings = [(0.0, 1.0)] * len(parts)
+    if config.normalize_advantages:
+        advantages = rollout.flat("advantages")
+        scalings = normalisations([advantages[samples] for samples in here], communicator)
+    for part, samples, (centre, scale) in zip(parts, here, scalings, strict=True):
+        yield communicator.own(samples), len(part), centre, scale
+
+
 def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int) -> dict[str, float | None]:
     """One PPO update: `n_epochs` passes over the rollout in shuffled minibatches. Every sample is used once a
     pass.
@@ -105,18 +128,12 @@ def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int
     means = SampleMeans()
     epochs = 0
     num_samples = rollout.num_samples * communicator.num_nodes
-    batch_size = training.batch_size or num_samples
     for epoch in range(training.n_epochs):
         order = minibatch_permutation(training.seed, number, epoch, num_samples)
         epoch_means = SampleMeans()
-        for start in range(0, num_samples, batch_size):
-            minibatch = order[start : start + batch_size]
-            share = communicator.share(minibatch, rollout.num_envs)
-            centre, scale = 0.0, 1.0
-            if training.normalize_advantages:
-                centre, scale = normalisation(rollout.flat("advantages")[share], communicator)
+        for share, size, centre, scale in minibatches(rollout, order, training, communicator):
             loss = partial(minibatch_loss, learner.model, data, training, centre, scale)
-            epoch_means.add(learner.step(share, len(minibatch), loss), len(minibatch))
+            epoch_means.add(learner.step(share, size, loss), size)
         means.merge(epoch_means)
         epochs += 1
         if training.target_kl is not None and epoch_means["approx_kl"] > training.target_kl:

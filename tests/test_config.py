@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,43 @@ def test_a_refusal_is_one_line_that_names_key_value_and_rule(
     message = refusal(text, tmp_path)
     for word in words:
         assert word in message
+
+
+IMPALA = "algorithm: impala\ntraining: {n_epochs: 1, batch_size: null, normalize_advantages: false}\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_actors", 2),
+        ("num_learners", 2),
+        ("max_policy_lag", 0),
+        ("max_policy_lag", 4),
+        ("max_actor_restarts", 1),
+        ("actor_nice", 0),
+        ("check_unwritten", True),
+    ],
+)
+def test_settings_of_actors_are_refused_where_there_are_none(key: str, value: object, tmp_path: Path) -> None:
+    text = f"{IMPALA}impala: {{{key}: {json.dumps(value)}}}"
+    assert f"impala.{key} = {value}: a sequential run has no actors" in refusal(text, tmp_path)
+    assert getattr(load(f"mode: parallel\n{text}", tmp_path).impala, key) == value
+
+
+def test_a_sequential_run_may_be_called_one_actor_and_one_learner(tmp_path: Path) -> None:
+    config = load(f"{IMPALA}impala: {{num_actors: 1, num_learners: 1, max_policy_lag: 2}}", tmp_path)
+    assert (config.num_processes, config.has_actors) == (1, False)
+
+
+def test_each_mode_has_its_own_time_limit(tmp_path: Path) -> None:
+    message = refusal("mode: distributed\nparallel: {timeout_seconds: 60}", tmp_path)
+    assert "parallel.timeout_seconds = 60: the distributed mode has cluster.timeout_seconds" in message
+    message = refusal("mode: parallel\ncluster: {timeout_seconds: 60}", tmp_path)
+    assert "cluster.timeout_seconds = 60" in message
+    ours = load(
+        "mode: distributed\nparallel: {timeout_seconds: 120}\ncluster: {timeout_seconds: 60}", tmp_path
+    )
+    assert ours.cluster.timeout_seconds == 60
 
 
 def test_all_problems_are_named_at_once(tmp_path: Path) -> None:

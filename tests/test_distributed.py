@@ -82,7 +82,7 @@ def test_sums_gathers_and_the_main_process() -> None:
 
 def test_replicas_that_differ_in_one_bit_are_an_error_that_names_them() -> None:
     for found in two_ranks("differ"):
-        assert found == "RunError: the parameters of worker(s) [1] differ from those of worker 0"
+        assert found == "RunError: the parameters differ from those of worker 0 on 1 worker: [1]"
 
 
 def test_a_peer_that_is_gone_is_noticed() -> None:

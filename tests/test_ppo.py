@@ -212,17 +212,6 @@ def test_advantages_without_spread_are_scaled_to_zero(advantages: list[float]) -
     assert scale == 0
 
 
-def test_normalisation_covers_the_whole_minibatch_when_processes_share_it(run_ranks: RunRanks) -> None:
-    advantages = np.random.default_rng(1).normal(-2.0, 3.0, 11).astype(np.float32)
-
-    def normalise(communicator: Communicator) -> tuple[float, float]:
-        return normalisation(advantages[communicator.rank :: 3], communicator)
-
-    for centre, scale in run_ranks(3, normalise):
-        assert centre == pytest.approx(advantages.mean(dtype=np.float64), rel=1e-6)
-        assert 1 / scale == pytest.approx(advantages.std(dtype=np.float64, ddof=1), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("n_steps", "batch_size", "advantages"),
     [(1, 1, [2.5]), (5, 4, [1.0, -1.0, 2.0, 0.5, 3.0]), (6, 6, [0.1] * 6), (6, 3, [-7e5] * 6)],
