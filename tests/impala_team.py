@@ -1,0 +1,203 @@
+"""Actors as threads and one learner, in one process, with everything that was learned from kept."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from src import impala
+from src.actor import Actor
+from src.central_learner import CentralLearner, open_shared_parts
+from src.config import Config
+from src.config_file import build_config
+from src.distributed import Communicator
+from src.learning_process import Update
+from src.presence import Presence
+from src.run_folder import RunFolder
+from src.slot_queue import SlotQueue
+from src.unroll_store import UnrollStore
+from src.worker_process import Job, Link
+from tests import step_env
+
+N_STEPS = 4
+
+
+class SlowActor(Actor):
+    """Loses time before every step of its environments."""
+
+    def heartbeat(self) -> None:
+        time.sleep(0.004)
+        super().heartbeat()
+
+
+@dataclass
+class Seen:
+    """What one update learned from."""
+
+    observations: NDArray[np.float32]
+    actions: NDArray[np.int64]
+    log_probs: NDArray[np.float32]
+    rewards: NDArray[np.float32]
+    scaled_rewards: NDArray[np.float32]
+    bootstrap_values: NDArray[np.float32]
+    last_observations: NDArray[np.float32]
+    versions: NDArray[np.int64]
+    """By column."""
+    update: Update | None = None
+
+
+class Team:
+    """Actors in threads, the learner in this one."""
+
+    def __init__(
+        self,
+        actors: int,
+        max_policy_lag: int,
+        envs_per_actor: int = 2,
+        batch_size: int | None = None,
+        slow: int | None = None,
+        normalize_rewards: bool = False,
+        **env_kwargs: int,
+    ) -> None:
+        """`slow` is the number of a slow actor; `batch_size` counts unrolls."""
+        self.config = config(
+            actors, max_policy_lag, envs_per_actor, batch_size, normalize_rewards, **env_kwargs
+        )
+        context = multiprocessing.get_context("spawn")
+        self.presence = Presence(context, actors + 1)
+        ends = (context.Pipe(duplex=False), context.Pipe(duplex=False))
+        job = Job("", None, ends, self.config, RunFolder(None, self.config), 1, False, False, os.getpid())
+        links = [self._link(rank) for rank in range(actors + 1)]
+        self.actors = [
+            (SlowActor if number == slow else Actor)(job, links[1 + number], number, 0)
+            for number in range(actors)
+        ]
+        queues = tuple(SlotQueue(pair) for pair in ends)
+        spaces, memory = self.actors[0].spaces, bytearray(2**20)
+        self.learner = CentralLearner(
+            self.config,
+            Communicator(),
+            1,
+            links[0].check,
+            lambda size: memory,
+            spaces,
+            queues,
+            links[0],
+            calibration=None,
+        )
+        self.store: UnrollStore = self.learner.store
+        for actor in self.actors:
+            store, weights = open_shared_parts(self.config, spaces, actor.num_parameters, lambda size: memory)
+            actor.join(store, weights, queues)
+        self.parameters = [self.learner.learner.parameters.detach().clone()]
+        """Those of every version."""
+        self.seen: list[Seen] = []
+        self.errors: list[BaseException] = []
+
+    def _link(self, rank: int) -> Link:
+        connection: Any = None
+        return Link(rank, self.presence.begin(rank), self.presence, connection, os.getpid())
+
+    def _act(self, actor: Actor) -> None:
+        try:
+            actor.act()
+        except BaseException as error:
+            self.errors.append(error)
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        threads = [threading.Thread(target=self._act, args=(actor,)) for actor in self.actors]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self.learner.finish()
+            for thread in threads:
+                thread.join(20)
+        assert self.errors == []
+
+    def learn(self, updates: int, pause: float = 0.0) -> list[Seen]:
+        """Make updates; `pause` makes the learner the slow side."""
+        real = impala.update
+
+        def spy(learner: Any, rollout: Any, config: Any, number: int, columns: Any) -> Any:
+            time.sleep(pause)
+            store, slots = self.store, columns // self.config.envs_per_process
+            last = store.last_observations.reshape(-1, *rollout.spaces.observation_shape)[columns]
+            names = ("observations", "actions", "log_probs", "rewards", "scaled_rewards", "bootstrap_values")
+            self.seen.append(
+                Seen(
+                    *(getattr(rollout, name)[:, columns].copy() for name in names),
+                    last.copy(),
+                    store.version[slots].copy(),
+                )
+            )
+            return real(learner, rollout, config, number, columns)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(impala, "update", spy)
+            for _ in range(updates):
+                update = self.learner.iterate(1e-2)
+                self.seen[-1].update = update
+                self.parameters.append(self.learner.learner.parameters.detach().clone())
+        return self.seen
+
+
+def config(
+    actors: int,
+    max_policy_lag: int,
+    envs_per_actor: int = 2,
+    batch_size: int | None = None,
+    normalize_rewards: bool = False,
+    **env_kwargs: int,
+) -> Config:
+    data = {
+        "algorithm": "impala",
+        "mode": "parallel",
+        "env": {
+            "id": step_env.ID,
+            "num_envs": actors * envs_per_actor,
+            "kwargs": {"length": N_STEPS, **env_kwargs},
+        },
+        "model": {"mlp_sizes": (4,)},
+        "training": {
+            "n_steps": N_STEPS,
+            "batch_size": None if batch_size is None else batch_size * N_STEPS * envs_per_actor,
+            "n_epochs": 1,
+            "normalize_advantages": False,
+            "normalize_rewards": normalize_rewards,
+            "gamma": 0.9,
+            "optimizer": "rmsprop",
+        },
+        "impala": {
+            "num_actors": actors,
+            "num_learners": 1,
+            "max_policy_lag": max_policy_lag,
+            "actor_nice": 0,
+            "check_unwritten": True,
+        },
+        "logging": {"tensorboard": False},
+    }
+    return build_config(data, "test")
+
+
+def steps_by_environment(seen: list[Seen]) -> dict[tuple[float, float], list[float]]:
+    """The step numbers that were learned from, in the order of learning, of every environment."""
+    steps: dict[tuple[float, float], list[float]] = {}
+    for each in seen:
+        for i in range(each.rewards.shape[1]):
+            column = each.observations[:, i]
+            assert (column[:, :2] == column[0, :2]).all()  # one environment's from first to last
+            steps.setdefault((column[0, 0], column[0, 1]), []).extend(column[:, 2].tolist())
+    return steps
