@@ -9,8 +9,8 @@ from typing import Any
 
 from perf.measure import Comparison
 from perf.peers_cases import BARS, BASE, CASES, SIDES, Bar, Case
-from src.console import counted
 from src.errors import UsageError
+from src.terminal import counted
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NAMES = {

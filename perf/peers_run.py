@@ -21,7 +21,6 @@ from perf.peers_cases import OWN, SIDES, Case, Side
 from perf.peers_install import PeerUnavailable, python_of
 from perf.peers_programs.protocol import MARK
 from perf.training_runs import PROJECT, environment
-from src.cpu_utils import usable_cores
 from src.errors import RunError
 from src.monitor import ResourceMonitor
 from src.record import describe_software
@@ -168,16 +167,8 @@ def measure(side_name: str, case: Case, window: Window) -> Measurement:
             program.end()
 
 
-def busy_seconds() -> float:
-    """Of all CPUs together, since the machine started."""
-    times = psutil.cpu_times()
-    idle = ("idle", "iowait", "guest", "guest_nice")  # a guest's time is the user's as well
-    return float(sum(times) - sum(getattr(times, name, 0.0) for name in idle))
-
-
 def watch(program: Program, window: Window) -> Measurement:
-    started, busy = time.monotonic(), busy_seconds()
-    deadline = started + MAX_SECONDS
+    deadline = time.monotonic() + MAX_SECONDS
     monitor = ResourceMonitor(POLL_SECONDS, program.process.pid)
     versions: dict[str, str] = {}
     while time.monotonic() < deadline:
@@ -190,11 +181,7 @@ def watch(program: Program, window: Window) -> Measurement:
             begin, end, updates = found
             seconds = end.seconds - begin.seconds
             fps = (end.timesteps - begin.timesteps) / seconds
-            elapsed = time.monotonic() - started
-            own = monitor.usage()["average_cpu_percent"] / 100 * usable_cores() * elapsed
-            others = (busy_seconds() - busy - own) / elapsed / (psutil.cpu_count() or 1)
-            return Measurement(
-                fps, updates, seconds, monitor.peak_gb * 1024, round(100 * max(0.0, others), 1), versions
-            )
+            others = monitor.usage()["others_cpu_percent"]
+            return Measurement(fps, updates, seconds, monitor.peak_gb * 1024, others, versions)
         time.sleep(POLL_SECONDS)
     raise PeerUnavailable(f"{program.side.title} did not get through its window in {MAX_SECONDS:g} s")

@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from src.cpu_utils import usable_cores
+from src.cpu_utils import allowed_cpus, usable_cores
 
 
 def _tree(root: psutil.Process) -> list[psutil.Process]:
@@ -22,9 +22,22 @@ def memory_bytes(process: psutil.Process) -> int:
     return int(getattr(info, "pss", 0) or info.rss)
 
 
+def busy_seconds() -> float:
+    """Seconds that the logical CPUs which this process may use have worked, for any program or as another
+    virtual machine's, since the machine started."""
+    times = psutil.cpu_times(percpu=True)
+    working = ("user", "nice", "system", "irq", "softirq", "steal")
+    return sum(
+        getattr(each, name, 0.0)
+        for cpu, each in enumerate(times)
+        if cpu in allowed_cpus()
+        for name in working
+    )
+
+
 class ResourceMonitor:
     """Samples memory (GB, shared pages counted once) and CPU use (per cent of the usable cores) of the
-    process tree.
+    process tree, and what other programs use.
 
     One sample reads a file of /proc for each process: about a millisecond for each gigabyte that it maps.
     """
@@ -43,6 +56,7 @@ class ResourceMonitor:
         self._started = time.perf_counter()
         self._last = (self._started, self._cpu_seconds())
         self._first_cpu_seconds = self._last[1]
+        self._first_busy_seconds = busy_seconds()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="resource-monitor", daemon=True)
 
@@ -88,11 +102,11 @@ class ResourceMonitor:
     def usage(self) -> dict[str, float]:
         """The figures of benchmark_metrics.json: peak and average memory, average CPU use since the start."""
         seconds = time.perf_counter() - self._started
-        cpu = (
-            100 * (self._cpu_seconds() - self._first_cpu_seconds) / seconds / self._cores if seconds else 0.0
-        )
+        own = self._cpu_seconds() - self._first_cpu_seconds
+        others = busy_seconds() - self._first_busy_seconds - own
         return {
             "peak_memory_gb": round(self.peak_gb, 4),
             "average_memory_gb": round(self._memory_sum / max(1, self._samples), 4),
-            "average_cpu_percent": round(max(0.0, cpu), 2),
+            "average_cpu_percent": round(max(0.0, 100 * own / seconds / self._cores), 2),
+            "others_cpu_percent": round(max(0.0, 100 * others / seconds / len(allowed_cpus())), 2),
         }

@@ -124,6 +124,7 @@ def write_failed_record(folder: RunFolder, config: Config) -> None:
             "peak_memory_gb": max((row["system/memory_gb"] for row in rows), default=None),
             "average_memory_gb": None,
             "average_cpu_percent": None,
+            "others_cpu_percent": None,
         },
         "time_breakdown": None,
         "workers": [],

@@ -23,7 +23,7 @@ from src.timing import PHASES
 
 logger = logging.getLogger(__name__)
 
-FINAL_FPS_UPDATES = 10
+FINAL_FPS_SECONDS = 30.0
 
 
 class Clock:
@@ -75,7 +75,9 @@ class Recorder:
         self.monitor = ResourceMonitor(config.logging.memory_interval_seconds, root_process)
         self.progress = Progress(config, self.budget, updates, clock.elapsed())
         self.first_timesteps = trainer.counters.timesteps
-        self.boundaries = deque([(self.first_timesteps, clock.elapsed())], maxlen=FINAL_FPS_UPDATES + 1)
+        self.boundaries = deque([(self.first_timesteps, clock.elapsed())])
+        """Timesteps and seconds at the ends of updates, those of the last FINAL_FPS_SECONDS."""
+        self.updates = updates
         self.saved_at = (updates, clock.elapsed())
         self.snapshot = self._take_snapshot(clock.elapsed())
         self.phases = mean_phases(trainer.phase_seconds)
@@ -103,6 +105,8 @@ class Recorder:
         counters, phases = self.trainer.counters, mean_phases(self.trainer.phase_seconds)
         last_timesteps, last_elapsed = self.boundaries[-1]
         self.boundaries.append((counters.timesteps, elapsed))
+        while len(self.boundaries) > 2 and self.boundaries[1][1] <= elapsed - FINAL_FPS_SECONDS:
+            self.boundaries.popleft()
         row = {
             "timesteps": counters.timesteps,
             "update": counters.updates,
@@ -121,7 +125,9 @@ class Recorder:
         self.progress.update(row)
         seconds = self.snapshot["elapsed_seconds"] - self.saved_at[1]
         interval = self.config.logging.checkpoint_interval
-        if counters.updates % interval == 0 or seconds >= self.config.logging.checkpoint_minutes * 60:
+        # A3C's first worker sees its own updates, between which others have made theirs.
+        passed, self.updates = counters.updates // interval > self.updates // interval, counters.updates
+        if passed or seconds >= self.config.logging.checkpoint_minutes * 60:
             self.save_step()
 
     def at_the_end(self) -> None:

@@ -7,6 +7,7 @@ benchmark_metrics.json says how it ended.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from src.run_folder import RunFolder
 from src.shared_memory import map_shared, open_rollout
 from src.signals import StopSignal
 from src.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 LAST_SHARE = 0.9999  # an annealed learning rate is never 0, not even past the end of a timed budget
 
@@ -114,6 +117,8 @@ def prepare(
     trainer.communicator.barrier()  # all have read before the main process changes the folder
     if trainer.communicator.is_main:
         if found is None:
+            if resume and folder.begins_anew():
+                logger.warning("no checkpoint in %s yet: the run begins anew", folder.checkpoints)
             folder.claim(config, overwrite or resume)
         else:
             folder.reopen(config, found[0], trainer.counters.timesteps)
@@ -149,7 +154,8 @@ def run_until_done(
             update = trainer.iterate(learning_rate)
             if recorder is not None:
                 recorder.after_update(update, learning_rate)
-            now, signal_number = trainer.communicator.boundary(clock.elapsed(), process.asked_to_stop())
+            with trainer.timer("wait"):
+                now, signal_number = trainer.communicator.boundary(clock.elapsed(), process.asked_to_stop())
             elapsed, update_seconds = now, now - elapsed
             taken = elapsed if trainer.take_state else taken
             if signal_number:

@@ -79,7 +79,7 @@ class RunFolder:
                 if not os.access(path, os.W_OK):
                     raise UsageError(f"cannot write to {path}: no permission")
             with self.config_path.open("x", encoding="utf-8") as file:
-                file.write(dump_config(config))
+                file.write(dump_config(with_absolute_places(config)))
         except FileExistsError as error:
             if error.filename != str(self.config_path):
                 raise UsageError(f"cannot write to {error.filename}: it is a file, not a folder") from None
@@ -88,6 +88,17 @@ class RunFolder:
             raise UsageError(
                 f"cannot write to {error.filename or self.root}: {error.strerror or error}"
             ) from None
+
+    def begins_anew(self) -> bool:
+        """Whether this is a run that ended before it had a checkpoint. Raises UsageError where they are
+        gone."""
+        if not self.config_path.exists():
+            return False
+        if not self.checkpoints.is_dir():
+            raise UsageError(
+                f"cannot resume: the folder of the run's checkpoints, {self.checkpoints}, is gone"
+            )
+        return True
 
     def _make_unique_root(self) -> None:
         """Make the folder, with a number behind its name if another run took that name in the same second."""
@@ -107,17 +118,21 @@ class RunFolder:
         self.clear_results()
         if checkpoint_path == self.checkpoint("final"):
             checkpoint_path.replace(self.checkpoint(f"step_{timesteps}"))
-        write_atomically(self.config_path, dump_config(config).encode())
+        write_atomically(self.config_path, dump_config(with_absolute_places(config)).encode())
 
     def clear(self) -> None:
-        """Delete the files of earlier runs, of any algorithm and mode, and nothing else in the folder."""
+        """Delete the files of earlier runs in this folder, of any algorithm and mode, and nothing else.
+
+        A folder for checkpoints or logs elsewhere may be that of other runs as well: only files of this
+        algorithm and mode are deleted there.
+        """
         self.clear_results()
-        for path in self.checkpoints.glob("*.pt"):
+        for path in self.checkpoints.glob("*.pt" if self.checkpoint_dir is None else f"{self.stem}_*.pt"):
             if CHECKPOINT_NAME.fullmatch(path.name):
                 path.unlink()
         for path in (self.root / "evaluation").glob("*.json"):
             path.unlink()
-        for path in self.logs.parent.glob("*/metrics.jsonl"):
+        for path in self.logs.parent.glob(f"{'*' if self.log_dir is None else self.log_name}/metrics.jsonl"):
             if LOG_NAME.fullmatch(path.parent.name):
                 shutil.rmtree(path.parent)
         self.config_path.unlink(missing_ok=True)
@@ -128,14 +143,22 @@ class RunFolder:
             (self.root / name).unlink(missing_ok=True)
 
 
+def with_absolute_places(config: Config) -> Config:
+    """The same, with the folders that it names as they are seen from any working folder."""
+    given = {key: getattr(config.logging, key) for key in PLACES}
+    absolute = {key: str(Path(value).absolute()) for key, value in given.items() if value is not None}
+    return config.model_copy(update={"logging": config.logging.model_copy(update=absolute)})
+
+
 def automatic_name(config: Config) -> str:
     env = re.sub(r"[^\w.-]", "-", config.env.id)
     time_now = time.strftime("%Y%m%d-%H%M%S")
     return f"{config.algorithm}_{config.mode}_{env}_seed{config.training.seed}_{time_now}"
 
 
-# What a resumed run may change: how long it goes on, what it puts up with, how it is logged, on what hardware
-# and network.
+PLACES = ("checkpoint_dir", "log_dir")
+# What a resumed run may change: how long it goes on, what it puts up with, how it is logged (not where), on
+# what hardware and network.
 RESUMABLE = (
     *("training.total_timesteps", "training.duration_hours", "hardware.", "logging."),
     "impala.max_actor_restarts",
@@ -153,11 +176,12 @@ def config_of_run(root: Path) -> Config:
 
 def require_same_run(before: Config, now: Config) -> None:
     """Raise UsageError if a resumed run would not be the same run: it names each setting with both values."""
-    old, new = flat_settings(before), flat_settings(now)
+    old, new = (flat_settings(with_absolute_places(each)) for each in (before, now))
+    places = [f"logging.{key}" for key in PLACES]
     changed = [
         f"{key} = {old.get(key)!r} in the run, {new.get(key)!r} now"
         for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) and not key.startswith(RESUMABLE)
+        if old.get(key) != new.get(key) and (key in places or not key.startswith(RESUMABLE))
     ]
     if changed:
         raise UsageError(f"cannot resume with other settings: {'; '.join(changed)}")

@@ -73,7 +73,8 @@ class Trainer(LearningProcess):
         with self.timer("wait"):
             self.communicator.barrier()
         self._compute_advantages()
-        self.communicator.barrier()  # from here on every process reads what the others wrote
+        with self.timer("wait"):
+            self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
         figures = self.algorithm.update(self.learner, self.rollout, self.config, number)
         self.count_update(self.rollout.num_samples * self.communicator.num_nodes)
@@ -86,7 +87,7 @@ class Trainer(LearningProcess):
         if training.normalize_rewards:
             ended = part.terminated | part.truncated
             part.scaled_rewards[:] = self.scaler.scale(part.rewards, ended, self.communicator)
-        if self.config.algorithm == "impala":  # which computes its own, from what its network says by then
+        if not self.algorithm.USES_GAE:
             return
         part.advantages[:], part.returns[:] = generalised_advantages(
             part.scaled_rewards,
@@ -104,7 +105,8 @@ class Trainer(LearningProcess):
             part["collector"] = self.collector.state()
             part["discounted_returns"] = self.scaler.returns.tolist()
             part["threads"] = torch.get_num_threads()
-        parts = self.communicator.gather(part)
+        with self.timer("wait"):
+            parts = self.communicator.gather(part)
         if parts is None:
             return []
         self.phase_seconds = [each["phase_seconds"] for each in parts]
@@ -146,6 +148,7 @@ class Trainer(LearningProcess):
         seed, update = self.config.training.seed, self.counters.updates
         group_seeds = [seeding.restart_seed(seed, group, update) for group in self.groups]
         self.collector.observations = self.env.restart(group_seeds)
+        self.scaler.returns[:] = 0.0  # those of episodes that do not go on
 
     def figures(self) -> dict[str, Any]:
         """In a distributed run, the rank that the others wait for: the one that is busy longest."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from src.cpu_utils import usable_cores
+from src.cpu_utils import allowed_cpus, usable_cores
 from src.monitor import ResourceMonitor
 
 pytestmark = pytest.mark.skipif(
@@ -98,6 +98,20 @@ def test_a_busy_process_shows_and_a_sleeping_one_does_not() -> None:
     assert busy < 130
 
 
+def test_what_others_use_is_told_from_what_the_tree_uses() -> None:
+    with child("import os; print(os.getpid(), flush=True); input()") as idle:
+        monitor, own = ResourceMonitor(10, int(idle)), ResourceMonitor(10)
+        begun, used = time.perf_counter(), time.process_time()
+        while time.perf_counter() - begun < 2 or time.process_time() - used < 0.5:
+            pass
+        seconds, spent = time.perf_counter() - begun, time.process_time() - used
+        usage, own_usage = monitor.usage(), own.usage()
+    share = 100 * spent / seconds / len(allowed_cpus())
+    assert usage["others_cpu_percent"] > 0.8 * share - 1  # to this child, its parent is another program
+    assert usage["average_cpu_percent"] < 1
+    assert own_usage["others_cpu_percent"] < usage["others_cpu_percent"] - 0.5 * share
+
+
 def test_the_time_of_a_process_that_has_ended_still_counts() -> None:
     monitor = ResourceMonitor(10)
     started = time.perf_counter()
@@ -128,7 +142,12 @@ def test_the_background_thread_samples_until_it_is_stopped() -> None:
     time.sleep(0.1)
     assert monitor.peak_gb == peak
     usage = monitor.usage()
-    assert usage.keys() == {"peak_memory_gb", "average_memory_gb", "average_cpu_percent"}
+    assert usage.keys() == {
+        "peak_memory_gb",
+        "average_memory_gb",
+        "average_cpu_percent",
+        "others_cpu_percent",
+    }
     assert 0 < usage["average_memory_gb"] <= usage["peak_memory_gb"] == round(peak, 4)
     assert usage["average_cpu_percent"] >= 0
 

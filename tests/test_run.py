@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 import yaml
 
 from src import checkpoint as checkpoint_module
+from src import recorder as recorder_module
 from src.cli import main
 from src.metrics import ROW_KEYS
 from src.recorder import Recorder
@@ -314,6 +316,67 @@ def test_a_folder_that_holds_a_run_is_refused_unless_told(
     assert (folder / "notes.txt").read_text() == "mine"
     assert (folder / "checkpoints" / "mine.pt").exists()
     assert not other.exists()
+
+
+def test_the_final_speed_is_that_of_the_last_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    flags = (*CARTPOLE, "--total-timesteps", 256, "--output-dir", folder)
+    assert train(*flags) == 0
+    record = runs.record(folder)
+    assert record["final_fps"] == pytest.approx(record["average_fps"], rel=0.01)  # shorter than that
+    monkeypatch.setattr(recorder_module, "FINAL_FPS_SECONDS", 0.0)
+    assert train(*flags, "--overwrite") == 0
+    assert runs.record(folder)["final_fps"] == pytest.approx(runs.rows(folder)[-1]["time/fps"], abs=0.001)
+
+
+def test_overwriting_leaves_other_runs_in_the_folders_that_they_share(tmp_path: Path) -> None:
+    checkpoints, logs = tmp_path / "checkpoints", tmp_path / "logs"
+    flags = (*CARTPOLE, "--total-timesteps", 64, "--output-dir", tmp_path / "run")
+    flags = (*flags, "--checkpoint-dir", checkpoints, "--log-dir", logs)
+    assert train(*flags) == 0
+    own = checkpoints / "ppo_sequential_final.pt"
+    before, others = (
+        own.read_bytes(),
+        [checkpoints / "impala_parallel_final.pt", logs / "A2C_Parallel/metrics.jsonl"],
+    )
+    others[1].parent.mkdir()
+    for path in others:
+        path.write_text("of another run")
+    assert train(*flags, "--seed", 3, "--overwrite") == 0
+    assert own.read_bytes() != before
+    assert [path.read_text() for path in others] == ["of another run"] * 2
+
+
+def test_a_run_goes_on_where_its_checkpoints_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ("--total-timesteps", 64, "--output-dir", "run", "--checkpoint-dir", "kept")
+    assert train(*CARTPOLE, *flags) == 0
+    resume = ("--resume", "--total-timesteps", 128, "--output-dir", tmp_path / "run")
+    assert train(*resume, "--checkpoint-dir", "elsewhere") == 2
+    assert f"logging.checkpoint_dir = '{tmp_path / 'kept'}' in the run" in capsys.readouterr().err
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    assert train(*resume) == 0
+    assert runs.record(tmp_path / "run")["total_timesteps"] == 128
+    assert (tmp_path / "kept" / "ppo_sequential_step_64.pt").exists()  # gone on from, not begun anew
+
+
+def test_a_run_without_a_checkpoint_begins_anew_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert train(*CARTPOLE, "--total-timesteps", 64, "--output-dir", folder) == 0
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    assert train("--resume", "--output-dir", folder) == 0
+    assert f"no checkpoint in {folder / 'checkpoints'} yet: the run begins anew" in caplog.text
+    shutil.rmtree(folder / "checkpoints")
+    record = runs.record(folder)
+    assert train("--resume", "--total-timesteps", 128, "--output-dir", folder) == 2
+    assert "is gone" in capsys.readouterr().err
+    assert runs.record(folder) == record
 
 
 def test_resuming_with_other_settings_is_refused_and_names_them(
