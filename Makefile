@@ -37,16 +37,18 @@ newest = find runs benchmarks -type f -path '$(1)' -exec ls -t {} + 2>/dev/null 
 help:  ## this list
 	@echo "make TARGET [NAME=value ...]"
 	@echo
-	@awk -F ':.*  ## ' '/^[a-z][a-z0-9-]*:.*  ## / { printf "  %-28s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*  ## ' '/^[a-z][a-z0-9-]*:.*  ## / { line = sprintf("  %-28s", $$1); n = split($$2, words, " "); \
+		for (i = 1; i <= n; i++) { if (length(line words[i]) > 78) { print line; line = sprintf("%30s", "") } \
+		line = line " " words[i] } print line }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  DURATION    hours: each run of benchmark (0.017), the timed targets (1.0)"
-	@echo "  OUTPUT      folder of the results: benchmark and the training targets; the picture: plot, compare"
-	@echo "  ENVS        games or Gymnasium ids of benchmark (coinrun), as in ENVS=\"coinrun starpilot\""
+	@echo "  OUTPUT      folder of results (benchmark, training), picture (plot, compare)"
+	@echo "  ENVS        games of benchmark (coinrun), as in ENVS=\"coinrun starpilot\""
 	@echo "  SEEDS       seeds of benchmark (42), as in SEEDS=\"1 2 3\""
 	@echo "  ENV         game or Gymnasium id (procgen-coinrun-v0): training, evaluation"
 	@echo "  SEED        seed: training, evaluation"
 	@echo "  EPISODES    episodes to evaluate: benchmark (20), evaluation (100)"
-	@echo "  CONFIG      settings of training (each script's own file in config/); benchmark: ppo_parallel=FILE"
+	@echo "  CONFIG      settings of training (config/...); of benchmark: ppo_parallel=FILE"
 	@echo "  CHECKPOINT  checkpoint to evaluate (the newest *_final.pt)"
 	@echo "  LOG_FILE    metrics.jsonl to plot (the newest)"
 	@echo "  RUNS        folders of runs or studies to compare (the newest study)"
@@ -63,7 +65,7 @@ install: $(READY)  ## set up venv/ with all that is needed (the other targets do
 quick-test: $(READY)  ## check the installation in less than a minute
 	@$(PY) quick_test.py $(ARGS)
 
-profile: $(READY)  ## know your machine: its limits, the share that is reached, what to set; about a minute
+profile: $(READY)  ## know your machine: its limits, the share that is reached, what to set; a minute and a half
 	@$(PY) profile_cpu.py $(if $(ENV),--env $(ENV)) $(if $(OUTPUT),--output-dir "$(OUTPUT)") $(ARGS)
 
 # --- The main job -------------------------------------------------------------------------------------------
@@ -72,6 +74,7 @@ benchmark: $(READY)  ## PPO and IMPALA in both modes, a minute each: trained, ev
 	@out="$(OUTPUT)"; out="$${out:-benchmarks/study_$$(date +%Y%m%d_%H%M%S)_$$$$}"; \
 	$(PY) run_benchmark.py --algorithms ppo impala --modes sequential parallel --envs $(ENVS) --seeds $(SEEDS) \
 		--duration "$(or $(DURATION),0.017)" --evaluate-episodes "$(or $(EPISODES),20)" \
+		--set ppo:training.batch_size=1024 \
 		$(if $(CONFIG),--config "$(CONFIG)") --output-dir "$$out" $(ARGS)
 
 # train_with SCRIPT, timed_with SCRIPT: run a training script for its timesteps, or for DURATION hours

@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from src.cli import Parser, exit_code
+from src.cli import exit_code
+from src.cli_flags import Parser
 
 
 def main() -> int:

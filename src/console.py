@@ -13,17 +13,11 @@ from tqdm import tqdm
 from src.budget import Budget
 from src.config import Config
 from src.cpu_utils import describe_machine
+from src.levels import describe_levels
 from src.profiling_efficiency import describe_efficiency
-from src.settings import EnvConfig
+from src.terminal import WIDTH, clock, counted, print_rows, short
 
-WIDTH = 72
 REFRESH_SECONDS = 0.25
-
-
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds as H:MM:SS."""
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def describe_budget(budget: Budget) -> str:
@@ -40,18 +34,6 @@ def describe_budget(budget: Budget) -> str:
 def reward_text(row: dict[str, Any]) -> str:
     mean, std = row["rollout/ep_reward_mean"], row["rollout/ep_reward_std"]
     return "no episode yet" if mean is None else f"reward {mean:.2f} ± {std:.2f}"
-
-
-def describe_levels(env: EnvConfig) -> str:
-    if env.distribution_mode == "exploration":
-        return "the one exploration level"
-    if env.num_levels == 0:
-        return f"all levels from {env.start_level} on"
-    return f"levels {env.start_level} to {env.start_level + (env.num_levels or 0) - 1}"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def describe_processes(config: Config) -> str:
@@ -86,7 +68,7 @@ def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: 
     levels = f", {env.distribution_mode}, {describe_levels(env)}" if env.id.startswith("procgen-") else ""
     per_update = config.timesteps_per_update
     whose = "" if config.algorithm != "a3c" else " of each worker"
-    rows = {
+    rows: dict[str, str | Path] = {
         "algorithm": f"{config.algorithm.upper()}, {config.mode}",
         "environment": f"{env.id}{levels}",
         "environments": describe_processes(config),
@@ -98,11 +80,10 @@ def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: 
         "machine": f"{machine['cpu_model']}, {machine['usable_cores']} usable cores, "
         f"{machine['ram_gb']:.0f} GB",
         **facts,
-        "results": str(root),
+        "results": root,
     }
     print("=" * WIDTH)
-    for name, value in rows.items():
-        print(f"{name:<13} {value}")
+    print_rows(rows, indent=14)
     print("=" * WIDTH, flush=True)
     if config.mode != "sequential":
         kind = "Actor" if config.has_actors else "Worker"
@@ -145,15 +126,16 @@ class Progress:
 
     def update(self, row: dict[str, Any]) -> None:
         """Show the figures of a finished update."""
+        passed = row["update"] // self.log_interval > self.updates // self.log_interval
         self.updates = row["update"]
         self.text = (
-            f"update {row['update']:,} · {row['timesteps']:,} timesteps · "
+            f"update {row['update']:,} · {short(row['timesteps'])} timesteps · "
             f"{row['time/fps']:,.0f} FPS · {reward_text(row)}"
         )
         if self.bar is not None:
             self._next_refresh = 0.0
             self.refresh(row["time/elapsed_seconds"])
-        elif row["update"] % self.log_interval == 0:
+        elif passed:
             share = self.budget.share_used(row["update"], row["time/elapsed_seconds"])
             print(f"{share:4.0%} {clock(row['time/elapsed_seconds'])} {self.text}", flush=True)
 
@@ -234,10 +216,9 @@ def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -
             if part["share"] >= 0.005
         ),
         **({"Who waited": who_waited(record)} if "impala" in record else {}),
-        "Checkpoint": str(checkpoint) if checkpoint is not None else "none",
-        "Results": str(root),
+        "Checkpoint": "none" if checkpoint is None else checkpoint,
+        "Results": root,
     }
     print(f"\n{'=' * WIDTH}\nTRAINING SUMMARY\n{'=' * WIDTH}")
-    for name, value in rows.items():
-        print(f"{name + ':':<19} {value}")
+    print_rows({f"{name}:": value for name, value in rows.items()}, indent=20)
     print("=" * WIDTH, flush=True)

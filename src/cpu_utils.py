@@ -23,7 +23,8 @@ SPIN_COUNT = "20000"  # some 50 us; with less, threads sleep and wake at every l
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
-def _allowed_cpus() -> set[int]:
+def allowed_cpus() -> set[int]:
+    """Numbers of the logical CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
@@ -64,7 +65,7 @@ def _cgroup_cpu_quota(
 def usable_cores() -> int:
     """Physical cores that this process may use: affinity, hyper-threads and cgroup quota count. At least
     1."""
-    cpus = _allowed_cpus()
+    cpus = allowed_cpus()
     cores = set()
     for cpu in cpus:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

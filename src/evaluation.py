@@ -18,8 +18,8 @@ from src.checkpoint import load_checkpoint
 from src.config import MAX_GROUP_SIZE, Config, largest_divisor
 from src.config_file import build_config
 from src.envs import GymnasiumVectorEnv, make_vector_env, native_threads, spaces_of
-from src.episodes import Episode, Policy, episode_quotas, model_policy, play, random_policy
 from src.errors import UsageError
+from src.evaluation_play import PlayedEpisode, Player, episode_quotas, model_policy, play, random_policy
 from src.levels import Split, evaluated_env, splits_of
 from src.models import Spaces, make_model
 from src.procgen_env import ProcgenVectorEnv
@@ -100,7 +100,7 @@ class Evaluation:
         """Whether the environment is another one than the checkpoint was trained in."""
         return self.config is not None and self.env.id != self.config.env.id
 
-    def _make_policy(self) -> Policy:
+    def _make_policy(self) -> Player:
         if self.plan.random:
             return random_policy(self.spaces.num_actions)
         assert self.checkpoint is not None and self.config is not None
@@ -127,7 +127,7 @@ class Evaluation:
         stream: int,
         on_episode: Callable[[], None] = lambda: None,
         before_step: Callable[[], None] = lambda: None,
-    ) -> list[Episode]:
+    ) -> list[PlayedEpisode]:
         """Play episodes in `env`, which is closed afterwards, with the action noise of a stream."""
         noise = [seeding.evaluation_actions(self.plan.seed, stream, i) for i in range(env.num_envs)]
         quotas = episode_quotas(episodes, env.num_envs)
@@ -229,7 +229,7 @@ def describe_spaces(spaces: Spaces) -> str:
     )
 
 
-def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
+def summarise(episodes: Sequence[PlayedEpisode]) -> dict[str, Any]:
     """Figures of at least one episode, and the episodes themselves.
 
     Standard deviations are of the sample (n - 1), None for one episode. `ci95` is Student's interval of the

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from src.cli import Parser, count, exit_code, prepare_process
+from src.cli import exit_code, prepare_process
+from src.cli_flags import Parser, count
 from src.errors import RunError, UsageError
 from src.evaluation_console import EpisodeProgress, print_plan, print_result
 from src.levels import CHOICES
@@ -68,10 +69,10 @@ def make_parser() -> Parser:
         type=positive,
         default=10_000,
         metavar="N",
-        help="end and mark episodes that last as long (default: 10000)",
+        help="end an episode after so many steps, and say so (default: 10000)",
     )
     add("--num-threads", type=positive, metavar="N", help="threads (default: OMP_NUM_THREADS, or the cores)")
-    add("--device", choices=("cpu",), default="cpu", help="cpu")
+    add("--device", choices=("cpu",), default="cpu", help="where it runs: cpu is all there is")
     add_output_flags(parser)
     return parser
 

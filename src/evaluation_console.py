@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from src.console import WIDTH
 from src.procgen_games import procgen_game
+from src.terminal import WIDTH, print_rows
 
 if TYPE_CHECKING:
     from src.evaluation import Evaluation
@@ -50,7 +51,8 @@ def print_plan(evaluation: Evaluation) -> None:
         timesteps = checkpoint["counters"]["timesteps"]
         policy = f"{checkpoint['algorithm'].upper()} after {timesteps:,} timesteps; {actions}"
     mode = f", {env.distribution_mode}" if procgen_game(env.id) else ""
-    rows = {"policy": policy, "checkpoint": str(plan.checkpoint or "none"), "environment": env.id + mode}
+    rows: dict[str, str | Path] = {"policy": policy, "checkpoint": plan.checkpoint or "none"}
+    rows["environment"] = env.id + mode
     if evaluation.other_env and evaluation.config is not None:
         rows["note"] = f"another environment than the checkpoint's, {evaluation.config.env.id}"
     rows |= {
@@ -66,8 +68,7 @@ def print_plan(evaluation: Evaluation) -> None:
         "seed": str(plan.seed),
     }
     print("=" * WIDTH)
-    for name, value in rows.items():
-        print(f"{name:<13} {value}")
+    print_rows(rows, indent=14)
     print("=" * WIDTH, flush=True)
 
 

@@ -15,11 +15,11 @@ from src.errors import RunError
 from src.models import ActorCritic
 from src.procgen_env import ProcgenVectorEnv
 
-Policy = Callable[[NDArray[Any], NDArray[np.float64]], NDArray[np.int64]]
+Player = Callable[[NDArray[Any], NDArray[np.float64]], NDArray[np.int64]]
 """observations (n, ...), noise (n,) uniform in [0, 1) -> actions (n,)."""
 
 
-class Episode(NamedTuple):
+class PlayedEpisode(NamedTuple):
     """A finished episode: raw return, length in steps, whether the step cap ended it, Procgen's level."""
 
     reward: float
@@ -28,7 +28,7 @@ class Episode(NamedTuple):
     level: int | None
 
 
-def model_policy(model: ActorCritic, deterministic: bool) -> Policy:
+def model_policy(model: ActorCritic, deterministic: bool) -> Player:
     """The most probable action, or one drawn by the noise."""
 
     def act(observations: NDArray[Any], noise: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -43,7 +43,7 @@ def model_policy(model: ActorCritic, deterministic: bool) -> Policy:
     return act
 
 
-def random_policy(num_actions: int) -> Policy:
+def random_policy(num_actions: int) -> Player:
     """Every action with the same probability."""
     return lambda observations, noise: (noise * num_actions).astype(np.int64)
 
@@ -57,12 +57,12 @@ def episode_quotas(episodes: int, num_envs: int) -> NDArray[np.int64]:
 
 def play(
     env: ProcgenVectorEnv | GymnasiumVectorEnv,
-    policy: Policy,
+    policy: Player,
     quotas: NDArray[np.int64],
     noise: Sequence[np.random.Generator] | None,
     on_episode: Callable[[], None] = lambda: None,
     before_step: Callable[[], None] = lambda: None,
-) -> list[Episode]:
+) -> list[PlayedEpisode]:
     """Play until every environment has finished its quota; returns exactly these episodes, by environment.
 
     `quotas` (num_envs,) are fixed beforehand: taking the first N episodes that end would favour short ones.
@@ -101,7 +101,7 @@ class _EpisodeCount:
         self.open = np.flatnonzero(quotas)
         """The environments that still have episodes to finish."""
         self._remaining = quotas.copy()
-        self._finished: list[list[Episode]] = [[] for _ in quotas]
+        self._finished: list[list[PlayedEpisode]] = [[] for _ in quotas]
         self._rewards = np.zeros(len(quotas))
         self._lengths = np.zeros(len(quotas), np.int64)
         self._levels = self._current_levels()
@@ -126,14 +126,14 @@ class _EpisodeCount:
         self._levels = self._current_levels()
         return len(counted)
 
-    def _episode(self, i: int, truncated: bool) -> Episode:
+    def _episode(self, i: int, truncated: bool) -> PlayedEpisode:
         cap, length = self.env.max_episode_steps, int(self._lengths[i])
         capped = truncated and cap is not None and length >= cap
-        return Episode(
+        return PlayedEpisode(
             float(self._rewards[i]), length, capped, None if self._levels is None else int(self._levels[i])
         )
 
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[PlayedEpisode]:
         return [episode for each in self._finished for episode in each]
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from src import cpu_utils, packages
 from src.procgen_games import GAMES
+from src.terminal import print_rows
 
 if TYPE_CHECKING:
     from src.config import Config
@@ -48,7 +49,12 @@ class Report:
 
     def line(self, status: str, name: str, text: str) -> None:
         mark = f"{MARKS[status][1]:<6}" if self.ascii else MARKS[status][0]
-        print(f"{mark} {name:<14} {text}", flush=True)
+        head = f"{mark} {name:<14} "
+        if status == "ok":
+            print_rows({head: text}, indent=len(head))
+        else:
+            print(head + text)  # reasons and commands, to be copied whole
+        sys.stdout.flush()
 
     def run(self, name: str, check: Callable[[], str]) -> bool:
         """Carry out a check, print its line, and return whether it did not fail."""

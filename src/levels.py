@@ -8,7 +8,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from src.config_file import describe_validation_error
-from src.console import describe_levels
 from src.errors import UsageError
 from src.procgen_games import MAX_LEVEL, procgen_game
 from src.settings import EnvConfig
@@ -31,6 +30,14 @@ class Split:
     def to_dict(self) -> dict[str, Any]:
         count = None if self.first is None or self.last is None else self.last - self.first + 1
         return {"first": self.first, "last": self.last, "count": count, "description": self.text}
+
+
+def describe_levels(env: EnvConfig) -> str:
+    if env.distribution_mode == "exploration":
+        return "the one exploration level"
+    if env.num_levels == 0:
+        return f"all levels from {env.start_level} on"
+    return f"levels {env.start_level} to {env.start_level + (env.num_levels or 0) - 1}"
 
 
 def env_config(data: dict[str, Any]) -> EnvConfig:

@@ -18,10 +18,10 @@ from src import cpu_utils
 from src.config_file import describe_validation_error
 from src.errors import RunError, UsageError
 from src.metrics import write_json
+from src.project import PROJECT
 from src.settings import Count, DistributionMode, ModelConfig, NonNegative, PositiveFloat, Section
 
 FOLDER_VARIABLE = "RL_BENCHMARK_PROFILES"
-PROJECT = Path(__file__).resolve().parent.parent
 
 Layout = Literal["channels_last", "NCHW"]
 Precision = Literal["float32", "bfloat16"]

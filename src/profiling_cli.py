@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from src.cli import Parser, exit_code
+from src.cli import exit_code
+from src.cli_flags import Parser
 from src.errors import Interrupted, UsageError
 from src.profiling import profiles_folder
 from src.profiling_job import Progress, measure, reuse, save
@@ -27,8 +28,8 @@ from src.study import ALGORITHMS, MODES
 from src.study_process import Stop
 
 DESCRIPTION = """
-Know your machine: measure, in about a minute, what limits training here, and
-what share of it this project reaches; recommend workers, actors, threads,
+Know your machine: measure, in a minute and a half, what limits training here
+and what share of it this project reaches; recommend workers, actors, threads,
 environments and microbatch. Leave the machine alone meanwhile.
 """
 
@@ -65,7 +66,11 @@ def make_parser() -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--network", choices=("impala", "nature"), help="default: as the configurations say")
+    add(
+        "--network",
+        choices=("impala", "nature"),
+        help="that of the limits (default: as the configurations say)",
+    )
     add(
         "--env",
         nargs="+",
@@ -73,8 +78,22 @@ def make_parser() -> Parser:
         help="the environment of the limits (default: as the configurations say), and others whose speed is "
         "measured as well, so that their runs know their limit too; all: every Procgen game",
     )
-    add("--algorithms", nargs="+", type=str.lower, choices=ALGORITHMS, metavar="NAME", help="default: all")
-    add("--modes", nargs="+", type=str.lower, choices=MODES, metavar="NAME", help="default: both")
+    add(
+        "--algorithms",
+        nargs="+",
+        type=str.lower,
+        choices=ALGORITHMS,
+        metavar="NAME",
+        help=f"{' '.join(ALGORITHMS)} (default: all)",
+    )
+    add(
+        "--modes",
+        nargs="+",
+        type=str.lower,
+        choices=MODES,
+        metavar="NAME",
+        help=f"{' '.join(MODES)} (default: both)",
+    )
     add(
         "--set",
         action="append",

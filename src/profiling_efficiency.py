@@ -8,8 +8,9 @@ from typing import Any
 
 from src.config import Config
 from src.errors import UsageError
-from src.profiling import PROJECT, Profile, profiles_folder, read_profile, why_not_here
+from src.profiling import Profile, profiles_folder, read_profile, why_not_here
 from src.profiling_limits import NotMeasured, limit, machine_limit, why_not_for
+from src.project import PROJECT
 
 
 def find_profile(folder: Path, config: Config) -> tuple[Path, Profile] | str | None:

@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from src.config import Config
-from src.console import WIDTH
 from src.profiling import NetworkSpeed, Profile, Result
 from src.profiling_advice import describe_setup
 from src.profiling_limits import NotMeasured, describe_model, passes, thread_counts
+from src.terminal import WIDTH
 
 Pair = tuple[str, str]
 NAME = 15  # columns of a row's name

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from src.cli import default_config_path
 from src.config import Config
 from src.config_file import build_config, read_config_file, set_value
 from src.errors import UsageError
 from src.procgen_games import GAMES, canonical_id, procgen_game
 from src.profiling import resolved_model
 from src.profiling_write import pair_of_file, refuse_if_exists
+from src.project import default_config_path
 from src.settings import EnvConfig
 from src.study import ALGORITHMS, MODES, NO_SUCH_RUN
 from src.study_settings import check_environment, parse_settings
@@ -99,6 +99,7 @@ def traced_pair(name: str) -> Pair:
     """The algorithm and mode of --trace. Raises UsageError."""
     algorithm, _, mode = name.lower().partition("_")
     known = [(a, m) for a in ALGORITHMS for m in MODES if (a, m) not in NO_SUCH_RUN]
+    known += [(a, "distributed") for a in ALGORITHMS if default_config_path(a, "distributed").exists()]
     if (algorithm, mode) not in known:
         possible = ", ".join("_".join(pair) for pair in known)
         raise UsageError(f"--trace {name}: possible are {possible}")

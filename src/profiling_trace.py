@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import socket
 import sys
 import tempfile
 import time
@@ -23,11 +24,11 @@ from src.config_file import build_config, dump_config, read_config_file, set_val
 from src.errors import RunError
 from src.metrics import write_atomically, write_json
 from src.profiling_trials import IN_ITS_FOLDER
+from src.project import PROJECT
 from src.run_folder import RunFolder
 from src.study_process import Stop, describe_exit, run_logged
 from src.worker_process import Job, Link, module_of
 
-PROJECT = Path(__file__).resolve().parent.parent
 MODULE = "src.profiling_trace"
 PROGRAM = (
     f"import sys; sys.path.insert(0, {str(PROJECT)!r}); "
@@ -111,7 +112,19 @@ def run(settings: Path, parent: Path) -> int:
         watch_learner(config, parent)
         return train_in_one_process(config, folder, num_threads, False, False)
     workers.module_of = lambda config: MODULE  # type: ignore[attr-defined]
+    if config.mode == "distributed":
+        return train_on_one_node(config, settings, folder.root)
     return workers.train_in_workers(config, folder, num_threads, False, False)
+
+
+def train_on_one_node(config: Config, settings: Path, root: Path) -> int:
+    """A distributed run with this machine as its only node."""
+    from src import cluster_cli
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    node = ("--num-nodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    return cluster_cli.main(config.algorithm, ("--config", str(settings), "--output-dir", str(root), *node))
 
 
 def traced_config(config: Config) -> Config:

@@ -15,9 +15,9 @@ from src.errors import RunError
 from src.metrics import read_rows
 from src.profiling import Reached, Setup
 from src.profiling_advice import settings_of
+from src.project import PROJECT
 from src.study_process import Stop, describe_exit, run_logged
 
-PROJECT = Path(__file__).resolve().parent.parent
 MIN_STEPS = 8
 MIN_UPDATES = {"a3c": 8}  # its rows count what all workers have done, whenever the first one writes one
 FULL_PIPELINE = 2  # updates, beside the policy lag, after which actors are no further ahead than later

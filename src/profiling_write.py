@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from src.cli import default_config_path
 from src.config import Config, flat_settings
 from src.config_file import build_config, dump_config, parse_yaml, read_config_file, set_value
 from src.errors import RunError, UsageError
-from src.profiling import PROJECT, Profile, Setup
+from src.profiling import Profile, Setup
 from src.profiling_advice import describe_setup, settings_of
+from src.project import PROJECT, default_config_path
 
 COMMENT = 30  # the column of comments in config/*.yaml
 NAMES = {

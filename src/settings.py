@@ -181,7 +181,8 @@ class ImpalaConfig(Section):
 
 class ParallelConfig(Section):
     num_workers: Count | None = None
-    """Processes that step environments and learn; null: one per usable core. A sequential run has one."""
+    """Processes that step environments and learn; null: the largest number that divides the environments, one
+    per usable core at the most. A sequential run has one."""
     timeout_seconds: PositiveFloat = 120.0
     """A worker that makes no progress for so long (an environment that hangs) ends the run."""
     check_every: Count = 100
@@ -217,7 +218,8 @@ class ClusterConfig(Section):
 class HardwareConfig(Section):
     device: Literal["cpu"] = "cpu"
     num_threads: Count | None = None
-    """Threads of one process; null: OMP_NUM_THREADS if set, else one per usable physical core."""
+    """Threads of one process; null: OMP_NUM_THREADS if set, else one per usable physical core, or one where
+    there are several processes."""
     microbatch_size: Count | None = None
     """Samples whose activations are alive at once; null: chosen for the machine. Does not change the
     mathematics."""

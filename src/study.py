@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from src.cli import DEFAULT_HOURS
+from src.cli_flags import DEFAULT_HOURS
 from src.config_file import describe_validation_error
 from src.errors import UsageError
 from src.procgen_games import canonical_id, procgen_game
@@ -88,7 +88,8 @@ class Study(Section):
     num_envs: Count | None = None
     """Environments of each run, in all; None: as the configurations say."""
     num_workers: Count | None = None
-    """Processes of each parallel run: workers, or IMPALA's actors; None: as the configurations say."""
+    """Processes of each parallel run: workers, or IMPALA's actors; None: as many as suit the cores, or what a
+    file given for it says."""
     config: dict[str, str] = Field(default={})
     """Configuration files, by `<algorithm>_<mode>` or `<algorithm>`."""
     set: dict[str, Any] = Field(default={})

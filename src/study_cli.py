@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from src.cli import Parser, count, exit_code
+from src.cli import exit_code
+from src.cli_flags import Parser, count
 from src.errors import EXIT_FAILED, Interrupted, UsageError
 from src.study import ALGORITHMS, MODES, Cell, Study
 from src.study_console import Outcome, StudyProgress, print_outcomes, print_plan
@@ -122,7 +123,8 @@ def _add_run_flags(group: argparse._ArgumentGroup) -> None:
         "--num-workers",
         type=count,
         metavar="N",
-        help="processes of each parallel run: workers, or actors of IMPALA",
+        help="processes of each parallel run: workers, one per core by default, or actors of IMPALA, which "
+        "measures by default how many are best",
     )
     add(
         "--config",

@@ -12,16 +12,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from src.console import WIDTH, clock
+from src.config import Config, flat_settings
 from src.cpu_utils import describe_machine, usable_cores
-from src.study import Cell
+from src.study import MODES, Cell
 from src.study_estimate import Estimate
 from src.study_folder import StudyFolder
 from src.study_state import State
+from src.terminal import WIDTH, clock
 
 LINE_SECONDS = 60.0
 BAR_COLUMNS = 13  # percentage and a bar that is still one
 PLAN_ROWS = 40
+LEARNING = ("env.", "model.", "training.")  # sections that the modes of an algorithm should agree in
 
 
 @dataclass(frozen=True)
@@ -106,17 +108,41 @@ def _facts(folder: StudyFolder, estimate: Estimate) -> dict[str, str]:
 
 def _notes(folder: StudyFolder) -> list[str]:
     """What may make the comparison say something else than is meant."""
-    study, cores, crowded, highest = folder.study, usable_cores(), [], 0
-    for algorithm, mode in study.configurations:
-        cell = next(c for c in study.cells if (c.algorithm, c.mode) == (algorithm, mode))
-        processes = folder.configs[cell.name].num_processes
-        if processes > cores:
-            crowded.append(algorithm.upper())
-            highest = max(highest, processes)
+    return [*_crowded(folder), *_unlike(folder)]
+
+
+def _configs(folder: StudyFolder) -> dict[tuple[str, str], Config]:
+    """The configuration of the first run of every algorithm and mode."""
+    cells = {(cell.algorithm, cell.mode): cell for cell in reversed(folder.study.cells)}
+    return {pair: folder.configs[cells[pair].name] for pair in folder.study.configurations}
+
+
+def _crowded(folder: StudyFolder) -> list[str]:
+    cores = usable_cores()
+    processes = {pair: config.num_processes for pair, config in _configs(folder).items()}
+    crowded = [algorithm.upper() for (algorithm, mode), number in processes.items() if number > cores]
     if not crowded:
         return []
-    notes = [f"parallel {', '.join(crowded)}: {highest} processes on {_count(cores, 'core')}"]
-    return notes if study.num_workers is not None else [*notes, f"--num-workers {cores} gives each a core"]
+    most = max(processes.values())
+    notes = [f"parallel {', '.join(crowded)}: {most} processes on {_count(cores, 'core')}"]
+    given = folder.study.num_workers is not None
+    return notes if given else [*notes, f"--num-workers {cores} gives each a core"]
+
+
+def _unlike(folder: StudyFolder) -> list[str]:
+    """Settings of learning that differ between the modes of an algorithm."""
+    configs, notes = _configs(folder), []
+    for algorithm in folder.study.algorithms:
+        if not {(algorithm, mode) for mode in MODES} <= configs.keys():
+            continue
+        one, other = (flat_settings(configs[algorithm, mode]) for mode in MODES)
+        for key, value in one.items():
+            if key.startswith(LEARNING) and value != other[key]:
+                notes.append(
+                    f"{algorithm.upper()}: {key} is {value} {MODES[0]}, {other[key]} {MODES[1]}; alike with"
+                )
+                notes.append(f"--set {algorithm}:{key}={value}")
+    return notes
 
 
 def _count(number: int, what: str) -> str:

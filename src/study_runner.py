@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from src.cli import PROJECT
-from src.console import clock
 from src.errors import Interrupted, RunError, UsageError
+from src.project import PROJECT
 from src.record import write_failed_record
 from src.run_folder import CONFIG_FILE, RunFolder, config_of_run
 from src.study import Cell, script_of
@@ -24,6 +23,7 @@ from src.study_load import busy_warning, measure_load
 from src.study_lock import Lock
 from src.study_process import Stop, describe_exit, run_logged
 from src.study_state import EVALUATION_LOG, TRAINING_LOG, last_row, reason_in
+from src.terminal import clock
 
 READ_SECONDS = 1.0  # between two looks at what a run has written
 

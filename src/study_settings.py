@@ -6,11 +6,11 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from src.cli import default_config_path
 from src.config import Config
 from src.config_file import build_config, parse_yaml, read_config_file, set_value
 from src.errors import UsageError, first_line
 from src.procgen_games import GAMES, procgen_game
+from src.project import default_config_path
 from src.study import ALGORITHMS, MODES, Cell, Study
 
 # What the matrix or the folder of a run decides.
@@ -86,7 +86,8 @@ def settings_of(study: Study, algorithm: str, mode: str) -> dict[str, Any]:
             raise UsageError(f"{path}: {key} would be shared by all runs; leave it out, each has its folder")
     if study.num_envs is not None:
         set_value(data, "env.num_envs", study.num_envs, "--num-envs")
-    if study.num_workers is not None and mode == "parallel":
+    if mode == "parallel" and (study.num_workers is not None or named is None):
+        # Without a number or a file that says one: as many as the machine has cores for, for all alike.
         key = "impala.num_actors" if algorithm == "impala" else "parallel.num_workers"
         set_value(data, key, study.num_workers, "--num-workers")
     for key in sorted(study.set, key=lambda key: _speciality(split_key(key)[0])):

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from src.cli import PROJECT
 from src.errors import RunError, UsageError
+from src.project import PROJECT
 from src.study import Cell
 from src.study_estimate import Estimate
 from src.study_folder import StudyFolder

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from src.envs import GymnasiumVectorEnv
-from src.episodes import Episode
 from src.errors import RunError, UsageError
 from src.evaluation import STREAMS, Evaluation
+from src.evaluation_play import PlayedEpisode
 from src.procgen_env import ProcgenVectorEnv
 
 DEFAULT_FPS = 30
@@ -171,7 +171,7 @@ class Screening:
     def env_id(self) -> str:
         return self.evaluation.env.id
 
-    def show(self, viewers: Sequence[Viewer], episodes: int) -> list[Episode]:
+    def show(self, viewers: Sequence[Viewer], episodes: int) -> list[PlayedEpisode]:
         """Play and show episodes; returns them, or none if the window was closed. Raises RunError."""
 
         def show_frame() -> None:
@@ -179,7 +179,7 @@ class Screening:
             for viewer in viewers:
                 viewer.show(frame)
 
-        played: list[Episode] = []
+        played: list[PlayedEpisode] = []
         complete = False
         try:
             played = self.evaluation.play(self.env, episodes, STREAMS["watch"], before_step=show_frame)

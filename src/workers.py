@@ -24,6 +24,7 @@ from src.presence import ABORT, Presence
 from src.record import write_failed_record
 from src.run_folder import RunFolder
 from src.signals import StopSignal
+from src.terminal import counted
 from src.worker import KINDS, Worker, describe
 from src.worker_origin import worker_context
 from src.worker_process import Job, Link, module_of, worker_main
@@ -67,7 +68,8 @@ def train_on_node(
     """The same with the processes of one node of a distributed run, whose place in it is `world`."""
     busy, cores = config.num_busy_processes, cpu_utils.usable_cores()
     if busy * num_threads > cores:
-        logger.warning("%d workers of %d thread(s) share %d usable cores", busy, num_threads, cores)
+        threads = counted(num_threads, "thread")
+        logger.warning("%d workers of %s share %s", busy, threads, counted(cores, "usable core"))
     context = worker_context(config.env.id)
     module, queues = module_of(config), None
     if config.has_actors:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from src import cli
-from src.cli import FLAGS, main, make_parser, resolve_config
+from src.cli import main, resolve_config, resolve_resumed
+from src.cli_flags import FLAGS, Flag, apply_actors, make_parser
 from src.config import Config, flat_settings
+from src.config_file import dump_config
+from src.errors import UsageError
 from src.procgen_games import GAMES
 from tests import fault_env
 
@@ -18,6 +22,8 @@ SCRIPTS = [
     ("a2c", "sequential"),
     ("a2c", "parallel"),
     ("a3c", "parallel"),
+    ("impala", "sequential"),
+    ("impala", "parallel"),
 ]
 
 
@@ -47,7 +53,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_every_flag_reaches_its_setting(flag: cli.Flag) -> None:
+def test_every_flag_reaches_its_setting(flag: Flag) -> None:
     text, value = VALUES[flag.name]
     assert flat_settings(resolve(flag.name, text))[flag.key] == value
 
@@ -60,20 +66,24 @@ def test_every_script_has_the_same_flags_and_finds_its_own_configuration(
     help_text = make_parser(algorithm, mode, timed).format_help()
     for flag in FLAGS:
         assert flag.name in help_text
-    for name in (
-        "--config",
-        "--output-dir",
-        "--resume",
-        "--overwrite",
-        "--num-workers",
-        "--num-actors",
-        "--set",
-    ):
+    for name in ("--config", "--output-dir", "--resume", "--overwrite", "--set"):
         assert name in help_text
+    assert ("--num-workers" in help_text) == (mode == "parallel" and algorithm != "impala")
+    assert ("--num-actors" in help_text) == (mode == "parallel" and algorithm == "impala")
     config = resolve(algorithm=algorithm, mode=mode, timed=timed)
     assert (config.algorithm, config.mode) == (algorithm, mode)
     budget = (config.training.total_timesteps, config.training.duration_hours)
     assert budget == ((None, 1.0) if timed else (25_000_000, None))
+
+
+def test_help_shows_what_the_configuration_says() -> None:
+    help_text = " ".join(make_parser("impala", "parallel", timed=True).format_help().split())
+    assert "for a wall-clock time (--duration)" in help_text
+    assert "hours of wall clock to train for (1)" in help_text
+    assert "steps of all environments to train for --env" in help_text  # not what ends this script
+    assert "steps of each environment in a rollout (16)" in help_text
+    assert "samples in a minibatch --n-epochs" in help_text  # null
+    assert "learning rate at the start (0.001)" in help_text
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
@@ -96,6 +106,29 @@ def test_workers_and_their_environments() -> None:
     config = resolve("--num-workers", "2", "--num-envs", "64", mode="parallel")
     assert config.envs_per_process == 32
     assert resolve("--num-envs-per-worker", "8", "--batch-size", "64").env.num_envs == 8
+
+
+def test_actors_and_their_environments() -> None:
+    def split(*flags: str) -> tuple[int | None, int, int]:
+        config = resolve(*flags, algorithm="impala", mode="parallel")
+        return config.impala.num_actors, config.env.num_envs, config.envs_per_process
+
+    assert split("--num-envs", "32", "--num-envs-per-actor", "8") == (4, 32, 8)
+    assert split("--num-envs-per-actor", "8") == (4, 32, 8)  # of the 32 of the file
+    assert split("--num-envs-per-actor", "16", "--set", "env.num_envs=48") == (3, 48, 16)
+    assert split("--num-actors", "3", "--num-envs-per-actor", "8") == (3, 24, 8)
+    assert split("--set", "impala.num_actors=2", "--num-envs-per-actor", "8") == (2, 16, 8)
+    assert split("--num-actors", "4", "--num-envs", "24") == (4, 24, 6)
+    assert split()[0] is None  # for the calibration to say
+
+
+def test_actors_of_several_nodes_share_the_environments_of_all() -> None:
+    flags = make_parser("impala", "parallel", timed=False).parse_args(["--num-envs-per-actor", "8"])
+    data: dict[str, Any] = {"env": {"num_envs": 64}}
+    apply_actors(data, flags, num_nodes=2)
+    assert data == {"env": {"num_envs": 64}, "impala": {"num_actors": 4}}
+    with pytest.raises(UsageError, match=r"8 x 3 nodes: env\.num_envs = 64 is no multiple of it"):
+        apply_actors({"env": {"num_envs": 64}}, flags, num_nodes=3)
 
 
 def test_set_reads_yaml_and_goes_over_flags() -> None:
@@ -143,6 +176,67 @@ def test_wrong_input_is_one_line_and_code_2_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
     if case == "unknown environment":
         assert all(game in captured.err for game in GAMES)
+
+
+PER_ACTOR = "--num-envs-per-actor"
+WRONG_ACTORS = {
+    "no whole number of them": (
+        ("impala", "parallel", PER_ACTOR, "12"),
+        "--num-envs-per-actor 12: env.num_envs = 32 is no multiple of it",
+    ),
+    "more than there are": (("impala", "parallel", PER_ACTOR, "64"), "env.num_envs = 32 is no multiple"),
+    "none": (("impala", "parallel", PER_ACTOR, "0"), "--num-envs-per-actor 0"),
+    "words": (("impala", "parallel", "--set", "env.num_envs=many", PER_ACTOR, "8"), "env.num_envs = many"),
+    "three numbers": (
+        ("impala", "parallel", "--num-actors", "2", PER_ACTOR, "8", "--num-envs", "32"),
+        "--num-envs-per-actor 8 x 2 actors contradicts --num-envs 32",
+    ),
+    "IMPALA in one process": (
+        ("impala", "sequential", "--num-actors", "4"),
+        "--num-actors 4: this script trains in one process, without actors; train_impala_parallel.py has",
+    ),
+    "its settings in one process": (
+        ("impala", "sequential", "--set", "impala.max_policy_lag=4"),
+        "impala.max_policy_lag = 4: a sequential run has no actors",
+    ),
+    "another algorithm": (
+        ("a2c", "parallel", "--num-actors", "4"),
+        "only IMPALA has actors; use --num-workers",
+    ),
+    "another algorithm in one process": (
+        ("a2c", "sequential", "--num-actors", "4"),
+        "only IMPALA has actors, and this script trains in one process",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), WRONG_ACTORS.values(), ids=WRONG_ACTORS)
+def test_actors_that_cannot_be_are_refused(
+    words: tuple[str, ...], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    algorithm, mode, *flags = words
+    assert main(algorithm, mode, False, [*flags, "--output-dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert expected in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_leaves_actors_and_learners_open_goes_on_with_those_of_the_run(tmp_path: Path) -> None:
+    """Which a calibration had found."""
+    found = ("--set", "impala.num_actors=4", "--set", "impala.num_learners=3")
+    before = resolve(*found, algorithm="impala", mode="parallel")
+    (tmp_path / "config.yaml").write_text(dump_config(before), encoding="utf-8")
+    file = str(cli.default_config_path("impala", "parallel"))
+    flags = ["--resume", "--output-dir", str(tmp_path), "--config", file]
+
+    def resumed(*more: str) -> Config:
+        arguments = make_parser("impala", "parallel", timed=False).parse_args([*flags, *more])
+        return resolve_resumed(arguments, "impala", "parallel", timed=False)[0]
+
+    assert resumed() == before
+    assert resumed("--total-timesteps", "10").impala == before.impala
+    with pytest.raises(UsageError, match=r"impala\.num_learners = 3 in the run, 2 now"):
+        resumed("--set", "impala.num_learners=2")
 
 
 def test_environments_must_divide_among_workers(capsys: pytest.CaptureFixture[str]) -> None:

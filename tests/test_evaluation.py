@@ -19,9 +19,9 @@ import torch
 
 from src import cli, evaluation_cli, seeding, video
 from src.envs import make_vector_env
-from src.episodes import Episode, episode_quotas, play, random_policy
 from src.errors import RunError, UsageError
 from src.evaluation import STREAMS, Evaluation, Plan, evaluate, generalisation_gap, summarise
+from src.evaluation_play import PlayedEpisode, episode_quotas, play, random_policy
 from src.levels import env_config, evaluated_env, splits_of
 from src.procgen_env import RESET_ACTION, ProcgenVectorEnv
 from src.procgen_games import MAX_LEVEL
@@ -321,7 +321,9 @@ def test_the_random_policy_is_uniform() -> None:
 
 
 def test_figures_of_a_sample() -> None:
-    figures = summarise([Episode(reward, 10 * int(reward), False, None) for reward in (1.0, 2.0, 3.0, 4.0)])
+    figures = summarise(
+        [PlayedEpisode(reward, 10 * int(reward), False, None) for reward in (1.0, 2.0, 3.0, 4.0)]
+    )
     std = math.sqrt(5 / 3)
     assert figures["mean_reward"] == 2.5
     assert figures["std_reward"] == pytest.approx(std)
@@ -341,8 +343,8 @@ def test_one_episode_has_no_deviation(command: Any, tmp_path: Path) -> None:
 
 
 def test_the_gap_and_its_standard_error() -> None:
-    train = summarise([Episode(reward, 1, False, 0) for reward in (4.0, 6.0, 8.0)])
-    test = summarise([Episode(reward, 1, False, 9) for reward in (1.0, 3.0)])
+    train = summarise([PlayedEpisode(reward, 1, False, 0) for reward in (4.0, 6.0, 8.0)])
+    test = summarise([PlayedEpisode(reward, 1, False, 9) for reward in (1.0, 3.0)])
     gap = generalisation_gap({"train": train, "test": test})
     assert gap == {"mean": 4.0, "standard_error": pytest.approx(math.sqrt(4 / 3 + 2 / 2))}
     assert generalisation_gap({"full": train}) is None

@@ -110,7 +110,7 @@ def test_more_workers_than_cores_are_allowed_with_a_warning(tmp_path: Path) -> N
         "--n-steps", 4, "--batch-size", workers, "--total-timesteps", 1, "--output-dir", tmp_path / "run",
     )  # fmt: skip
     assert result.returncode == 0
-    assert f"{workers} workers of 1 thread(s) share" in result.stderr
+    assert f"{workers} workers of 1 thread share" in result.stderr
 
 
 @pytest.mark.timeout(120)

@@ -273,7 +273,8 @@ def test_the_usual_impala_network_computes_what_this_projects_computes() -> None
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("mode", ["sequential", "parallel"])
 def test_a_peer_is_given_the_settings_that_this_project_trains_with(case: Case, mode: str) -> None:
-    from src.cli import make_parser, resolve_config
+    from src.cli import resolve_config
+    from src.cli_flags import make_parser
 
     words = SIDES[mode].command(case, Path("python"), Path("folder"))
     script = Path(words[1]).name

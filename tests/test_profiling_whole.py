@@ -170,6 +170,11 @@ def test_reusing_needs_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         ("a2c_sequential", (), ["learner"]),
         ("impala_parallel", ("impala.num_actors=1", "impala.num_learners=1"), ["actor", "learner"]),
+        (
+            "ppo_distributed",
+            ("cluster.num_workers=2", "training.n_steps=16", "training.batch_size=64"),
+            ["learner"],
+        ),
     ],
 )
 def test_an_update_of_a_real_run_is_traced(

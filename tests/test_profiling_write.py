@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from src import profiling_write
-from src.cli import default_config_path
 from src.config import Config
 from src.config_file import build_config, read_config_file
 from src.errors import UsageError
 from src.profiling_write import pair_of_file, with_value, write_setup
+from src.project import default_config_path
 from tests.profiles import profile, setup
 
 

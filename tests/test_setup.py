@@ -472,6 +472,7 @@ def test_make_alone_lists_every_target() -> None:
     assert result.returncode == 0, result.stderr
     for target in targets:
         assert re.search(rf"^  {target}  +\S", result.stdout, re.MULTILINE), f"{target} has no line"
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 @pytest.fixture
@@ -525,15 +526,16 @@ def test_make_benchmark_is_a_small_study_whose_size_can_be_set(clone: Path) -> N
         assert result.returncode == 0, result.stderr
         return ast.literal_eval(result.stdout.splitlines()[-1])
 
+    alike = ("--set", "ppo:training.batch_size=1024")  # the same minibatches in both modes
     matrix = ["run_benchmark.py", "--algorithms", "ppo", "impala", "--modes", "sequential", "parallel"]
     assert arguments() == [
         *(*matrix, "--envs", "coinrun", "--seeds", "42", "--duration", "0.017"),
-        *("--evaluate-episodes", "20", "--output-dir", "my study"),
+        *("--evaluate-episodes", "20", *alike, "--output-dir", "my study"),
     ]
     given = arguments("ENVS=coinrun maze", "SEEDS=1 2", "DURATION=0.5", "EPISODES=7", "ARGS=--cooldown 9")
     assert given == [
         *(*matrix, "--envs", "coinrun", "maze", "--seeds", "1", "2", "--duration", "0.5"),
-        *("--evaluate-episodes", "7", "--output-dir", "my study", "--cooldown", "9"),
+        *("--evaluate-episodes", "7", *alike, "--output-dir", "my study", "--cooldown", "9"),
     ]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from src.cli import PROJECT
 from src.errors import UsageError
+from src.project import PROJECT
 from src.study import Study, build_study, script_of
 from src.study_cli import given_settings, make_parser
 from src.study_estimate import EVALUATION_START_SECONDS, START_SECONDS, Estimate

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from src import study_load
-from src.cli import PROJECT
 from src.errors import Interrupted, UsageError
+from src.project import PROJECT
 from src.study_lock import Lock
 from src.study_process import Stop, describe_exit, run_logged
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from src.cli import PROJECT
+from src.project import PROJECT
 from src.study_cli import main
 from src.study_slurm import array_of, minutes_of
 from tests.test_study import evaluation, put, record_of, study
