@@ -27,7 +27,8 @@ from perf.peers_install import PeerUnavailable, python_of
 from perf.peers_report import case_table, report, write_between_marks
 from perf.peers_run import Measurement, Window, measure
 from perf.training_runs import PROJECT
-from src.cli import Parser, exit_code
+from src.cli import exit_code
+from src.cli_flags import Parser
 from src.cpu_utils import describe_machine
 from src.errors import RunError, UsageError
 from src.metrics import write_json

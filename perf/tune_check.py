@@ -19,13 +19,13 @@ from typing import Any
 
 from perf.measure import interleave, save, table
 from src import cpu_utils
-from src.cli import default_config_path
 from src.config import Config
 from src.config_file import build_config, read_config_file, set_value
 from src.profiling import Profile, Setup
 from src.profiling_advice import describe_setup, recommend
 from src.profiling_steps import EFFORTS, counts_up_to, measure_machine
 from src.profiling_trials import run_script, short_run
+from src.project import default_config_path
 from src.study_process import Stop
 
 CASES = ("ppo_sequential", "ppo_parallel", "impala_parallel")

@@ -149,11 +149,11 @@ def meet(
         store.set("settings", json.dumps(mine))
     if store.add(f"here/{rank}", 1) > 1:
         refuse(
-            store, f"two processes are rank {rank}: one on {store.get(f'who/{rank}').decode()}, one on {own}"
+            store, f"two processes are rank {rank}: one on {store.get(f'name/{rank}').decode()}, one on {own}"
         )
     store.set(f"beat/{rank}", "0")
     store.set(f"left/{rank}", "")
-    store.set(f"who/{rank}", own)
+    store.set(f"name/{rank}", own)
     deadline = time.monotonic() + patience
     _wait_for(store, ["settings"], deadline, check)
     first = json.loads(store.get("settings"))
@@ -164,6 +164,7 @@ def meet(
     ]
     if different:
         refuse(store, f"all ranks need the same settings: {'; '.join(different)}")
+    store.set(f"who/{rank}", own)  # nobody begins before all are known to fit
     missing = _wait_for(store, [f"who/{each}" for each in range(world.size)], deadline, check)
     if missing:
         ranks = ", ".join(key.removeprefix("who/") for key in missing[:8])

@@ -154,8 +154,7 @@ def run_until_done(
             update = trainer.iterate(learning_rate)
             if recorder is not None:
                 recorder.after_update(update, learning_rate)
-            with trainer.timer("wait"):
-                now, signal_number = trainer.communicator.boundary(clock.elapsed(), process.asked_to_stop())
+            now, signal_number = trainer.communicator.boundary(clock.elapsed(), process.asked_to_stop())
             elapsed, update_seconds = now, now - elapsed
             taken = elapsed if trainer.take_state else taken
             if signal_number:

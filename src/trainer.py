@@ -73,8 +73,7 @@ class Trainer(LearningProcess):
         with self.timer("wait"):
             self.communicator.barrier()
         self._compute_advantages()
-        with self.timer("wait"):
-            self.communicator.barrier()  # from here on every process reads what the others wrote
+        self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
         figures = self.algorithm.update(self.learner, self.rollout, self.config, number)
         self.count_update(self.rollout.num_samples * self.communicator.num_nodes)
@@ -105,8 +104,7 @@ class Trainer(LearningProcess):
             part["collector"] = self.collector.state()
             part["discounted_returns"] = self.scaler.returns.tolist()
             part["threads"] = torch.get_num_threads()
-        with self.timer("wait"):
-            parts = self.communicator.gather(part)
+        parts = self.communicator.gather(part)
         if parts is None:
             return []
         self.phase_seconds = [each["phase_seconds"] for each in parts]

@@ -118,7 +118,7 @@ def test_usable_cores_are_cut_by_the_quota_but_never_below_one(
     limit: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        cpu_utils, "_allowed_cpus", lambda: set(range(10_000, 10_064))
+        cpu_utils, "allowed_cpus", lambda: set(range(10_000, 10_064))
     )  # no hyper-threads known
     monkeypatch.setattr(cpu_utils, "_cgroup_cpu_quota", lambda: limit)
     assert cpu_utils.usable_cores() == cores
