@@ -41,7 +41,8 @@ def work(job: Job, link: Link) -> int:
 
 
 def maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., CentralLearner]:
-    """What makes this node's learner once the first actor has said what its environments are like."""
+    """What makes this node's learner once the first actor has said what its environments are like, and all
+    have made theirs: a run that cannot begin takes no folder."""
 
     def make(
         config: Config,
@@ -50,7 +51,9 @@ def maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., 
         heartbeat: Callable[[], None],
         shared_memory: Callable[[int], Any],
     ) -> CentralLearner:
-        spaces = communicator.attend(lambda: link.share(source=config.learners_per_node))
+        first = config.learners_per_node
+        spaces = communicator.attend(lambda: link.share(source=first))
+        communicator.attend(lambda: link.await_begun(range(first, first + config.actors_per_node)))
         return CentralLearner(
             config,
             communicator,
@@ -69,6 +72,7 @@ def maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., 
 def act(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> int:
     config, world, first = job.config, job.world, job.config.learners_per_node
     actor = Actor(job, link, link.rank - first, 0 if world is None else world.node_rank)
+    link.check()  # its environments are there
     if not link.incarnation:
         if world is None or world.master_port is None:
             link.share()  # where the learners meet, which is not for actors

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -92,6 +93,14 @@ class Link:
             return value
         self._await_message()
         return self.connection.recv()
+
+    def await_begun(self, ranks: range) -> None:
+        """Wait until each of these workers has said by its first `check` that it could begin. Raises PeerLost
+        if one fails instead."""
+        with self.wait_for_others():
+            while not all(self.presence.beats[rank] for rank in ranks):
+                self.presence.require_others()
+                time.sleep(POLL_SECONDS / 10)
 
     def shared_memory(self, config: ParallelConfig, size: int) -> Any:
         """Memory that all workers share: the first one opens it, and it is passed on to the others."""
