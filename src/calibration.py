@@ -24,6 +24,7 @@ from src.terminal import counted
 if TYPE_CHECKING:
     from src.learning_process import LearningProcess
 
+KEYS = ("num_actors", "num_learners")  # settings that a calibration finds
 ACT_SECONDS, LEARN_SECONDS = 0.7, 1.5
 START_SECONDS = 120.0  # for all of it
 MAX_SIZES = 3  # numbers of environments per actor that are tried
@@ -132,7 +133,7 @@ def with_split_of(config: Config, before: Config) -> Config:
     if not config.has_actors:
         return config
     data = config.model_dump()
-    for key in ("num_actors", "num_learners"):
+    for key in KEYS:
         if data["impala"][key] is None:
             data["impala"][key] = getattr(before.impala, key)
     return build_config(data, "the run that goes on")

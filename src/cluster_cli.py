@@ -12,10 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from src import cli, cli_flags
+from src.calibration import with_split_of
 from src.cli_flags import Parser, count
 from src.cluster import World, as_starter, discover, host_name
 from src.cluster_network import require_place
-from src.cluster_split import KEYS, is_open, settle_split
+from src.cluster_split import is_open, settle_split
 from src.config import Config
 from src.config_file import build_config, describe_validation_error, read_config_file, set_value
 from src.errors import Interrupted, UsageError
@@ -130,10 +131,7 @@ def with_split_of_run(config: Config, arguments: argparse.Namespace, world: Worl
         return config
     if root is None or not RunFolder(root, config).config_path.exists():
         return config
-    before = config_of_run(root).model_dump()["impala"]
-    data = config.model_dump()
-    data["impala"] |= {key: before[key] for key in KEYS if data["impala"][key] is None}
-    return build_config(data, str(root))
+    return with_split_of(config, config_of_run(root))
 
 
 def resumes(arguments: argparse.Namespace, world: World) -> bool:

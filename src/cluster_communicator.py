@@ -17,7 +17,7 @@ from src.cluster import World
 from src.cluster_reduction import BucketReduction, CompressedReduction
 from src.cluster_watch import Watch
 from src.distributed import GlooCommunicator, Reduction
-from src.errors import PeerLost, RunError, UsageError
+from src.errors import PeerLost, RunError, UsageError, first_line
 from src.settings import ClusterConfig
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class ClusterCommunicator(GlooCommunicator):
                 thread.join(LOOK_SECONDS)
                 self.watch.check()
         if failure and isinstance(failure[0], RuntimeError):  # gloo's word for a closed connection
-            raise self.watch.agree(PeerLost(str(failure[0]).splitlines()[0])) from failure[0]
+            raise self.watch.agree(PeerLost(first_line(failure[0]))) from failure[0]
         if failure:
             raise failure[0]
         return result[0]
@@ -82,7 +82,7 @@ class ClusterCommunicator(GlooCommunicator):
         try:
             return operation(*arguments, **options, async_op=True)
         except RuntimeError as error:
-            raise self.watch.agree(PeerLost(str(error).splitlines()[0])) from error
+            raise self.watch.agree(PeerLost(first_line(error))) from error
 
     def wait(self, work: Any) -> None:
         with self.watch.waiting():
@@ -97,7 +97,7 @@ class ClusterCommunicator(GlooCommunicator):
             try:
                 work.wait()  # it may have been done just when the time was over
             except RuntimeError as error:
-                raise self.watch.agree(PeerLost(str(error).splitlines()[0])) from error
+                raise self.watch.agree(PeerLost(first_line(error))) from error
 
     def boundary(self, elapsed: float, signal_number: int) -> tuple[float, int]:
         asked = [float(signal_number == each) for each in SIGNALS]

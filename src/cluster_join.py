@@ -17,7 +17,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from src.cluster import World, host_name, resolve
 from src.cluster_network import raise_file_limit, require_free_port, require_own_address, too_few_files
 from src.config import Config, flat_settings
-from src.errors import PeerLost, RunError, UsageError
+from src.errors import PeerLost, RunError, UsageError, first_line
 from src.presence import START_SECONDS
 from src.record import describe_software
 
@@ -67,7 +67,7 @@ class MeetingPoint:
         except RuntimeError as error:
             if is_master:  # another program may have taken it just now
                 require_free_port(self.world)
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise RunError(
                 f"no answer from rank 0 at {where} within {self.patience:g} s ({reason})"
             ) from error

@@ -17,15 +17,14 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from src.calibration import START_SECONDS, Calibration, calibrate
+from src.calibration import KEYS, START_SECONDS, Calibration, calibrate
 from src.cluster import World, host_name
 from src.config import Config
 from src.config_file import build_config
-from src.errors import Interrupted, RunError, UsageError
+from src.errors import Interrupted, RunError, UsageError, first_line
 from src.signals import StopSignal
 from src.worker_process import end_with_parent
 
-KEYS = ("num_actors", "num_learners")
 POLL_SECONDS = 0.1
 TELL_SECONDS = 15.0  # for the other nodes to come and hear why node 0 ends
 
@@ -146,7 +145,7 @@ def talk(world: World, timeout_seconds: float, connection: Connection) -> None:
     except UsageError as error:
         connection.send({"usage": str(error)})
     except (RunError, RuntimeError) as error:
-        connection.send({"run": f"{host_name()}: {str(error).splitlines()[0]}"})
+        connection.send({"run": f"{host_name()}: {first_line(error)}"})
 
 
 def announce(store: Any, split: Split, others: int, patience: float) -> Split:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from src.cluster import World
-from src.errors import EXIT_FAILED, Interrupted, PeerLost, UsageError
+from src.errors import EXIT_FAILED, Interrupted, PeerLost, UsageError, first_line
 from src.presence import START_SECONDS
 
 INTERVAL_SECONDS = 0.5  # between two signs of life in a small world
@@ -155,7 +155,7 @@ class Watch:
                 beats = self.store.multi_get([f"beat/{rank}" for rank in self._watched])
             except RuntimeError as error:
                 if not self._closed.is_set():
-                    self.alarm = f"{self.names[0]} is gone: {str(error).splitlines()[0]}"
+                    self.alarm = f"{self.names[0]} is gone: {first_line(error)}"
                 return
             self._take_in(leaving, beats)
             self._accuse_self()
@@ -198,7 +198,7 @@ class Watch:
                     lambda: self._settle(leaving), 1.0 if cut_off else 2 * self.judge_seconds
                 )
             if isinstance(verdict, Exception):
-                cause = self.alarm or f"{self.names[0]} is gone: {str(verdict).splitlines()[0]}"
+                cause = self.alarm or f"{self.names[0]} is gone: {first_line(verdict)}"
                 verdict = {"kind": "lost", "text": f"{self.name} lost the others: {cause}"}
                 if isinstance(leaving, Interrupted):
                     verdict = {"kind": "stop", "signal": leaving.signal_number}

@@ -22,7 +22,7 @@ from src.cluster_join import MeetingPoint, describe_self, meet, turn_away
 from src.cluster_network import use_interface
 from src.cluster_watch import Starter, Watch
 from src.config import Config
-from src.errors import EXIT_FAILED, Interrupted, PeerLost, RunError, UsageError
+from src.errors import EXIT_FAILED, Interrupted, PeerLost, RunError, UsageError, first_line
 from src.learning_process import LearningProcess
 from src.node_memory import share_memory
 from src.presence import ABORT
@@ -115,7 +115,7 @@ def run_rank(
                 turn_away(store, *why)
         raise
     except RuntimeError as error:
-        cause = str(error).splitlines()[0]
+        cause = first_line(error)
         raise PeerLost(f"{world.rank_name(world.local_rank or 0)} lost rank 0: {cause}") from error
     finally:
         if world.rank == 0 and sys.exc_info()[0] is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from src.statistics import Bootstrap, Estimate, Values, improvement_over_games, stratified_interval
 
-ENOUGH = 5  # runs of a group below which resamples of a probability say nothing
+ENOUGH = 5  # runs of a group below which resamples say little
 
 
 def ratio_estimate(top: Values, bottom: Values, bootstrap: Bootstrap, name: str) -> Estimate | None:

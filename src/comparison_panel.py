@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from src.comparison_curves import GroupCurve, Panel
-from src.comparison_verdicts import FEW
+from src.comparison_estimates import ENOUGH
 from src.figures import GREY, count_text
 from src.procgen_scores import Published
 
@@ -73,7 +73,7 @@ def name_width(names: Iterable[str], lines: float) -> int:
 
 def shows_seeds(curve: GroupCurve) -> bool:
     """Few seeds are drawn one by one: an interval of so few says no more than they do."""
-    return bool(curve.runs) and 1 < curve.band.n.max() < FEW
+    return bool(curve.runs) and 1 < curve.band.n.max() < ENOUGH
 
 
 def draw_panel(ax: Axes, panel: Panel, look: Look, reference: Published | None = None) -> None:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from src.comparison import Comparison, GameResult, Pair
+from src.comparison_estimates import ENOUGH
 from src.comparison_format import p_text, window_text, with_interval
 from src.comparison_metrics import BY_KEY, CLOCKS
 from src.metrics import WINDOW
 from src.statistics import Estimate, rising
 
 SIGNIFICANCE = 0.05
-FEW = 5  # seeds below which a percentile interval is too narrow
 
 
 @dataclass(frozen=True)
@@ -226,10 +226,10 @@ def cautions(comparison: Comparison) -> list[str]:
             "Some groups have one seed: they have no standard deviation and no interval, and a difference "
             "from them can be chance."
         )
-    if any(2 <= len(result.group.runs) < FEW for result in comparison.results):
+    if any(2 <= len(result.group.runs) < ENOUGH for result in comparison.results):
         found.append(
-            f"With fewer than {FEW} seeds, bootstrap intervals are too narrow; claims here rest on Welch's "
-            f"test, adjusted by Holm's method, at p < {SIGNIFICANCE}."
+            f"With fewer than {ENOUGH} seeds, bootstrap intervals are too narrow; claims here rest on "
+            f"Welch's test, adjusted by Holm's method, at p < {SIGNIFICANCE}."
         )
     return found
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from src.errors import PeerLost, RunError
+from src.errors import PeerLost, RunError, first_line
 from src.terminal import counted
 
 T = TypeVar("T")
@@ -200,7 +200,7 @@ class GlooCommunicator(Communicator):
             with self.around_wait():
                 operation(*arguments, **options)
         except RuntimeError as error:  # gloo's word for a closed connection or a time-out
-            raise PeerLost(f"worker {self.rank} lost the others: {str(error).splitlines()[0]}") from error
+            raise PeerLost(f"worker {self.rank} lost the others: {first_line(error)}") from error
 
     def close(self) -> None:
         dist.destroy_process_group()

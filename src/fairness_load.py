@@ -8,6 +8,7 @@ from datetime import datetime
 
 from src.comparison_runs import Run, as_number, dig
 from src.comparison_studies import Logged, logged
+from src.terminal import counted
 
 OTHERS_PERCENT = 5.0  # of the CPUs that a run may use, used by other programs while it went on
 BUSY_PERCENT = 10.0  # of the cores, used by other programs: figures of runs vary by about as much anyway
@@ -30,7 +31,7 @@ def load_texts(runs: Sequence[Run]) -> Iterator[str]:
             f"{first.path.name} and {second.path.name}" for first, second in pairs[:NAMED_PAIRS]
         )
         more = len(pairs) - NAMED_PAIRS
-        rest = f" and {more} more pair{'' if more == 1 else 's'}" if more > 0 else ""
+        rest = f" and {counted(more, 'more pair')}" if more > 0 else ""
         yield f"runs overlapped in time{how}: {named}{rest}"
 
 

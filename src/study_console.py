@@ -18,7 +18,7 @@ from src.study import MODES, Cell
 from src.study_estimate import Estimate
 from src.study_folder import StudyFolder
 from src.study_state import State
-from src.terminal import WIDTH, clock
+from src.terminal import WIDTH, clock, counted
 
 LINE_SECONDS = 60.0
 BAR_COLUMNS = 13  # percentage and a bar that is still one
@@ -46,7 +46,7 @@ def print_plan(folder: StudyFolder, states: Mapping[str, State], retry_failed: b
         if not states[cell.name].done and (states[cell.name].status != "failed" or retry_failed)
     ]
     print("=" * WIDTH)
-    print(f"STUDY of {_count(len(cells), 'run')}: {describe_time(estimate.total_left(todo, states), todo)}")
+    print(f"STUDY of {counted(len(cells), 'run')}: {describe_time(estimate.total_left(todo, states), todo)}")
     print("=" * WIDTH)
     for name, value in _facts(folder, estimate).items():
         print(f"{name:<13} {value}")
@@ -100,7 +100,7 @@ def _facts(folder: StudyFolder, estimate: Estimate) -> dict[str, str]:
     if study.left_out:
         facts["left out"] = "; ".join(study.left_out)
     facts["machine"] = (
-        f"{machine['cpu_model']}, {_count(machine['usable_cores'], 'usable core')}, "
+        f"{machine['cpu_model']}, {counted(machine['usable_cores'], 'usable core')}, "
         f"{machine['ram_gb']:.0f} GB"
     )
     return facts | {"results": str(folder.root)}
@@ -124,7 +124,7 @@ def _crowded(folder: StudyFolder) -> list[str]:
     if not crowded:
         return []
     most = max(processes.values())
-    notes = [f"parallel {', '.join(crowded)}: {most} processes on {_count(cores, 'core')}"]
+    notes = [f"parallel {', '.join(crowded)}: {most} processes on {counted(cores, 'core')}"]
     given = folder.study.num_workers is not None
     return notes if given else [*notes, f"--num-workers {cores} gives each a core"]
 
@@ -143,10 +143,6 @@ def _unlike(folder: StudyFolder) -> list[str]:
                 )
                 notes.append(f"--set {algorithm}:{key}={value}")
     return notes
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def row_text(row: Mapping[str, Any]) -> str:
@@ -218,7 +214,7 @@ def print_outcomes(folder: StudyFolder, outcomes: Sequence[Outcome]) -> None:
     """Print how many runs are done, and which failed why."""
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     total = len(folder.study.cells)
-    print(f"\n{len(outcomes) - len(failed)} of {_count(total, 'run')} completed, {len(failed)} failed")
+    print(f"\n{len(outcomes) - len(failed)} of {counted(total, 'run')} completed, {len(failed)} failed")
     for outcome in failed:
         print(f"failed: run {outcome.cell.number}, {outcome.cell.title}: {outcome.reason}")
         print(f"        {folder.run_folder(outcome.cell)}")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+import torch
+
 from tests import runs, step_env
 from tests.impala_team import N_STEPS
 
@@ -53,3 +56,17 @@ POLE = (
     *("--set", "logging.tensorboard=false", "--set", "training.lr_schedule=linear"),
     *("--learning-rate", 3e-3, "--num-threads", 1, *of_env(max_episode_steps=15)),  # so that some truncate
 )
+
+
+def require_equal_runs(folder: Path, other: Path) -> None:
+    """Two runs of POLE, the first with actors and without lag, learned the same."""
+    ours, theirs = runs.rows(folder), runs.rows(other)
+    assert len(ours) == len(theirs) == 20
+    for mine, one in zip(ours, theirs, strict=True):
+        for key in EQUAL_KEYS:
+            expected = one[key]
+            equal = expected if expected is None else pytest.approx(expected, rel=1e-3, abs=2e-5)
+            assert mine[key] == equal, (key, mine["update"])
+        assert mine["impala/policy_lag_max"] == 0
+    torch.testing.assert_close(runs.parameters(folder), runs.parameters(other), atol=2e-5, rtol=0)
+    assert runs.record(folder)["performance"] == pytest.approx(runs.record(other)["performance"])

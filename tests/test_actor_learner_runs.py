@@ -11,12 +11,19 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from src.cli import main
 from src.evaluation_cli import main as evaluate
 from tests import runs
-from tests.impala_runs import EQUAL_KEYS, PER_UPDATE, POLE, SCRIPT, STEP, of_env, require_exact_counts
+from tests.impala_runs import (
+    PER_UPDATE,
+    POLE,
+    SCRIPT,
+    STEP,
+    of_env,
+    require_equal_runs,
+    require_exact_counts,
+)
 from tests.runs import left_in_shared_memory
 
 
@@ -38,17 +45,7 @@ def test_without_lag_a_parallel_run_is_the_sequential_run(
         "--set", "impala.max_policy_lag=0", "--set", "impala.check_unwritten=true", "--output-dir", folder,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    ours, theirs = runs.rows(folder), runs.rows(sequential)
-    assert len(ours) == len(theirs) == 20
-    for mine, other in zip(ours, theirs, strict=True):
-        for key in EQUAL_KEYS:
-            expected = other[key]
-            equal = expected if expected is None else pytest.approx(expected, rel=1e-3, abs=2e-5)
-            assert mine[key] == equal, (key, mine["update"])
-        assert mine["impala/policy_lag_max"] == 0
-    torch.testing.assert_close(runs.parameters(folder), runs.parameters(sequential), atol=2e-5, rtol=0)
-    performance = runs.record(folder)["performance"]
-    assert performance == pytest.approx(runs.record(sequential)["performance"])
+    require_equal_runs(folder, sequential)
 
 
 @pytest.mark.timeout(120)
