@@ -1,6 +1,6 @@
 """What training over several nodes gains, and where the network binds: measured here, computed for clusters.
 
-    venv/bin/python -m perf.cluster_scaling                     # everything: about ten minutes, as root
+    venv/bin/python -m perf.cluster_scaling                     # everything: about half an hour, as root
     venv/bin/python -m perf.cluster_scaling --only report       # tables and plots from what was measured
     venv/bin/python -m perf.cluster_scaling --quick             # each part once and briefly: two minutes
 
@@ -90,15 +90,21 @@ def measure_links(quick: bool) -> dict[str, Any]:
     return {"links": links, "ranks": ranks}
 
 
-def measure_check(quick: bool, folder: Path, wanted: str) -> dict[str, Any]:
-    """Each case is kept as soon as it has run, in the place of what it came to before."""
+def measure_check(quick: bool, folder: Path, wanted: str, rounds: int) -> dict[str, Any]:
+    """Cases take turns; each is kept as soon as it has run, in the place of what it came to before."""
     require_namespaces()
     data, seconds = load(folder), 2.0 if quick else RUN_SECONDS
     rows = {tuple(row[name] for name in checks.KEY): row for row in data.content.get("check", [])}
-    for case in checks.QUICK_CASES if quick else checks.CASES:
-        if wanted.lower() in f"{case.name}, {link_name(case.rate, case.delay)}".lower():
+    runs: dict[checks.Case, list[dict[str, Any]]] = {
+        case: []
+        for case in (checks.QUICK_CASES if quick else checks.CASES)
+        if wanted.lower() in f"{case.name}, {link_name(case.rate, case.delay)}".lower()
+    }
+    for _ in range(1 if quick else rounds):
+        for case in runs:
             computing, machine = data.computing(case.network), data.machine(case.yielding)
-            row = checks.check(case, data.links, computing, machine, seconds)
+            row = checks.check(case, data.links, computing, machine, seconds, runs[case])
+            runs[case] = row["runs"]
             rows[tuple(row[name] for name in checks.KEY)] = row
             merge(folder, {"check": list(rows.values())})
     return {"check": list(rows.values())}
@@ -112,6 +118,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="briefly; the figures are not worth keeping")
     parser.add_argument("--cases", default="", metavar="TEXT", help="check only cases named like this")
     parser.add_argument(
+        "--rounds", type=int, default=3, help="of the check; its figures are medians (default: 3)"
+    )
+    parser.add_argument(
         "--output-dir", type=Path, help="where results are and go (perf/results; cluster_scaling_quick)"
     )
     options = parser.parse_args(arguments)
@@ -124,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work: dict[str, Callable[[], dict[str, Any]]] = {
         "compute": lambda: measure_compute(options.quick),
         "links": lambda: measure_links(options.quick),
-        "check": lambda: measure_check(options.quick, folder, options.cases),
+        "check": lambda: measure_check(options.quick, folder, options.cases, options.rounds),
         "report": lambda: report(folder, load(folder)),
     }
     for part in PARTS:

@@ -136,22 +136,26 @@ def run_case(case: Case, updates: int) -> tuple[Result, float]:
 
 def wait_for(processes: Sequence[subprocess.Popen[bytes]]) -> float:
     """Wait until all have ended; returns the cores that programs used that this one did not start."""
-    started = time.monotonic()
-    before, used = other_seconds(), 0.0
+    started, own = time.monotonic(), set[int]()
+    before, used = other_seconds(own), 0.0
     while any(process.poll() is None for process in processes):
         if time.monotonic() - started > RUN_SECONDS:
             raise RuntimeError(f"a run took longer than {RUN_SECONDS:g} s")
         time.sleep(LOOK_SECONDS)
-        now = other_seconds()
+        now = other_seconds(own)
         used += sum(seconds - before.get(number, 0.0) for number, seconds in now.items())
         before = now
     return used / (time.monotonic() - started)
 
 
-def other_seconds() -> dict[int, float]:
-    """CPU seconds of every process that this one has not started, by number."""
-    this = psutil.Process()
-    own, found = {this.pid, *(each.pid for each in this.children(recursive=True))}, {}
+def other_seconds(own: set[int]) -> dict[int, float]:
+    """CPU seconds of every process that this one has not started, by number.
+
+    `own` gains those it has, so that they are known once their parents have ended and they are no longer
+    children of this one.
+    """
+    this, found = psutil.Process(), {}
+    own |= {this.pid, *(each.pid for each in this.children(recursive=True))}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
             if process.pid not in own:
@@ -201,14 +205,21 @@ def updates_for(prediction: Prediction, seconds: float) -> int:
 
 
 def check(
-    case: Case, links: Mapping[str, Points], computing: Computing, machine: Machine, seconds: float
+    case: Case,
+    links: Mapping[str, Points],
+    computing: Computing,
+    machine: Machine,
+    seconds: float,
+    earlier: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Predict a case, then run it: both rates, and where an update's time was expected to go and went."""
+    """Predict a case, then run it: both rates, and where an update's time was expected to go and went.
+
+    What was measured is the median of this run and `earlier` ones of the same case.
+    """
     link = fit_hop(links[link_name(case.rate, case.delay, case.yielding)])
     prediction = predict_case(case, link, computing, machine)
     result, others = run_case(case, updates_for(prediction, seconds))
-    rows = result.rows[WARM:]
-    phases = [name for name in rows[0] if name.startswith("profile/")]
+    runs = [*earlier, describe_run(result.rows[WARM:], others)]
     row = {
         "case": case.name,
         "link": link_name(case.rate, case.delay),
@@ -216,20 +227,29 @@ def check(
         "algorithm": case.algorithm,
         "network": case.network,
         "predicted_fps": prediction.fps,
-        "measured_fps": statistics.median(row["time/fps"] for row in rows),
-        "updates": len(rows),
-        "other_load": others,
+        "measured_fps": statistics.median(run["fps"] for run in runs),
         "predicted_parts": prediction.parts,
-        "measured_phases": {
-            name.removeprefix("profile/"): statistics.median(row[name] for row in rows) for name in phases
-        },
+        "runs": runs,
     }
-    error = row["predicted_fps"] / row["measured_fps"] - 1
+    error = prediction.fps / runs[-1]["fps"] - 1
     print(
-        f"  {case.name:<52} {row['link']:<16} predicted {row['predicted_fps']:>7,.0f}, "
-        f"measured {row['measured_fps']:>7,.0f} timesteps/s ({error:+.0%}); "
+        f"  {case.name:<52} {row['link']:<16} predicted {prediction.fps:>7,.0f}, "
+        f"measured {runs[-1]['fps']:>7,.0f} timesteps/s ({error:+.0%}); "
         f"others used {others:.2f} cores",
         file=sys.stderr,
         flush=True,
     )
     return row
+
+
+def describe_run(rows: Sequence[dict[str, Any]], others: float) -> dict[str, Any]:
+    """Of the updates that count: medians of their rate and of what they went to."""
+    phases = [name for name in rows[0] if name.startswith("profile/")]
+    return {
+        "fps": statistics.median(row["time/fps"] for row in rows),
+        "updates": len(rows),
+        "other_load": others,
+        "phases": {
+            name.removeprefix("profile/"): statistics.median(row[name] for row in rows) for name in phases
+        },
+    }

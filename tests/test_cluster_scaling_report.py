@@ -117,7 +117,7 @@ def measured(network_hop: float, node_hop: float) -> Data:
                 f"here, {YIELDING}": {n: all_reduce(node_hop / 4, n) for n in (2, 4)},
                 "apart": {n: all_reduce(network_hop, n) for n in (2, 4)},
             },
-            "check": [{**check, "predicted_fps": 1100.0, "measured_fps": 1000.0, "other_load": 0.0}],
+            "check": [{**check, "predicted_fps": 1100.0, "measured_fps": 1000.0, "runs": [{"fps": 1000.0}]}],
         }
     )
 
@@ -157,7 +157,7 @@ def test_the_report_has_every_table_and_a_picture(tmp_path: Path) -> None:
     found = report(tmp_path, measured(1e-3, 2e-4))
     text = (tmp_path / "cluster_scaling.md").read_text(encoding="utf-8")
     assert "1 of 1 within 15%" in text
-    assert "| A2C | 1 Gb/s | 1,100 | 1,000 | +10% |" in text
+    assert "| A2C | 1 Gb/s | 1,100 | 1,000 | 1,000 to 1,000 | +10% |" in text
     for way in WAYS:
         assert f"| {way.name} |" in text
     row = next(each for each in found["predictions"] if each["nodes"] == 128 and each["cores"] == 64)
