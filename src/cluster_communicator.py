@@ -16,7 +16,7 @@ import torch.distributed as dist
 from src.cluster import World
 from src.cluster_reduction import BucketReduction, CompressedReduction
 from src.cluster_watch import Watch
-from src.distributed import GlooCommunicator, Reduction
+from src.distributed import GlooCommunicator, Reduction, calm_network_thread
 from src.errors import PeerLost, RunError, UsageError, first_line
 from src.settings import ClusterConfig
 
@@ -47,6 +47,7 @@ class ClusterCommunicator(GlooCommunicator):
                 "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
             )
         )
+        calm_network_thread()
 
     def attend(self, function: Callable[[], T]) -> T:
         """What a function returns that waits for others in its own way.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import queue
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -201,6 +203,33 @@ def test_glibc_keeps_freed_memory_once_the_allocator_is_tuned() -> None:
 def test_tuning_does_nothing_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert cpu_utils.tune_allocator() is False
+
+
+@needs_linux
+def test_threads_are_calmed_by_name_and_a_refusal_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, number = threading.Event(), queue.Queue[int]()
+
+    def work() -> None:
+        Path("/proc/thread-self/comm").write_text("calm_me")
+        number.put(threading.get_native_id())
+        done.wait(30)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        thread = number.get(timeout=30)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "sched_setscheduler", refuse)
+            assert cpu_utils.calm_threads("calm_me") == 0
+        assert os.sched_getscheduler(thread) == os.SCHED_OTHER
+        assert cpu_utils.calm_threads("calm_me") == 1
+        assert os.sched_getscheduler(thread) == os.SCHED_BATCH
+        assert os.sched_getscheduler(threading.main_thread().native_id or 0) == os.SCHED_OTHER
+    finally:
+        done.set()
+
+
+def refuse(*_: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
 
 
 def test_the_suggested_microbatch_is_a_power_of_two_that_never_grows_with_the_activation() -> None:

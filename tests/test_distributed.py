@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 import torch.multiprocessing as mp
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from src.distributed import Communicator, GlooCommunicator, use_loopback
+from src.distributed import NETWORK_THREAD, Communicator, GlooCommunicator, use_loopback
 from src.errors import PeerLost, RunError
 
 pytestmark = pytest.mark.timeout(90)
@@ -43,6 +45,22 @@ def two_ranks(what: str) -> list[Any]:
             process.join(10)
             process.kill()
     return [found[0], found[1]]
+
+
+def network_thread(communicator: Communicator) -> list[int]:
+    """The scheduling policies of gloo's threads for sockets."""
+    communicator.barrier()
+    threads = Path("/proc/self/task").iterdir()
+    return [
+        os.sched_getscheduler(int(each.name))
+        for each in threads
+        if (each / "comm").read_text().strip() == NETWORK_THREAD
+    ]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have names on Linux only")
+def test_the_thread_for_sockets_does_not_interrupt_those_that_compute() -> None:
+    assert two_ranks("network_thread") == [[os.SCHED_BATCH], [os.SCHED_BATCH]]
 
 
 def talk(communicator: Communicator) -> Any:
