@@ -28,7 +28,7 @@ from typing import Any
 
 from perf import cluster_scaling_check as checks
 from perf import cluster_scaling_pieces as pieces
-from perf.cluster_scaling_data import YIELDING, link_name, load, merge
+from perf.cluster_scaling_data import link_name, load, merge
 from perf.cluster_scaling_link import hosts, require_namespaces, this_machine
 from perf.cluster_scaling_reduce import SMALL, all_reduce_times
 from perf.measure import RESULTS
@@ -47,7 +47,6 @@ LINKS = (
     (1e10, 1e-3),
 )
 QUICK_LINKS = ((inf, 0.0), (1e9, 0.0), (1e9, 1e-3))
-YIELDING_LINKS = ((inf, 0.0), (1e10, 0.0), (1e9, 0.0))
 SIZES = (SMALL, 1_369_792, 2_505_024)  # a few numbers, the gradients of the two networks
 ENDS = (SIZES[0], SIZES[-1])
 RANKS = (2, 4, 8, 16)
@@ -71,18 +70,17 @@ def measure_compute(quick: bool) -> dict[str, Any]:
 def measure_links(quick: bool) -> dict[str, Any]:
     require_namespaces()
     seconds = 0.2 if quick else LINK_SECONDS
-    links, ranks = {}, {}
-    wanted = [(*link, False) for link in (QUICK_LINKS if quick else LINKS)]
-    for rate, delay, yielding in (*wanted, *((*link, True) for link in YIELDING_LINKS)):
-        name = link_name(rate, delay, yielding)
+    links: dict[str, Any] = {}
+    ranks: dict[str, Any] = {}
+    for rate, delay in QUICK_LINKS if quick else LINKS:
+        name = link_name(rate, delay)
         with hosts(2, rate, delay) as place:
-            links[name] = found = all_reduce_times(place, 1, SIZES, seconds, yielding)
+            links[name] = found = all_reduce_times(place, 1, SIZES, seconds)
         times = ", ".join(f"{size:,} bytes {1e3 * each:.2f} ms" for size, each in found["all_reduce"].items())
         print(f"  {name}: {times}", flush=True)
     counts = RANKS[:2] if quick else RANKS
-    for where, yielding in (("here", False), (f"here, {YIELDING}", True)):
-        place = this_machine(1)
-        ranks[where] = {n: all_reduce_times(place, n, ENDS, seconds, yielding) for n in counts}
+    place = this_machine(1)
+    ranks["here"] = {n: all_reduce_times(place, n, ENDS, seconds) for n in counts}
     ranks["apart"] = {}
     for count in counts[:-1]:
         with hosts(count, 1e9) as place:
@@ -102,8 +100,8 @@ def measure_check(quick: bool, folder: Path, wanted: str, rounds: int) -> dict[s
     }
     for _ in range(1 if quick else rounds):
         for case in runs:
-            computing, machine = data.computing(case.network), data.machine(case.yielding)
-            row = checks.check(case, data.links, computing, machine, seconds, runs[case])
+            computing = data.computing(case.network)
+            row = checks.check(case, data.links, computing, data.machine(), seconds, runs[case])
             runs[case] = row["runs"]
             rows[tuple(row[name] for name in checks.KEY)] = row
             merge(folder, {"check": list(rows.values())})
@@ -134,12 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "compute": lambda: measure_compute(options.quick),
         "links": lambda: measure_links(options.quick),
         "check": lambda: measure_check(options.quick, folder, options.cases, options.rounds),
-        "report": lambda: report(folder, load(folder)),
     }
     for part in PARTS:
         if part in options.only:
             print(part, flush=True)
-            merge(folder, work[part]())
+            if part == "report":
+                report(folder, load(folder))
+            else:
+                merge(folder, work[part]())
 
 
 if __name__ == "__main__":

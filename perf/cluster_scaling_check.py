@@ -19,10 +19,9 @@ from typing import Any
 
 import psutil
 
-from perf.cluster_scaling_data import YIELDING, link_name
+from perf.cluster_scaling_data import link_name
 from perf.cluster_scaling_link import Hosts, hosts
 from perf.cluster_scaling_model import Computing, Machine, Options, Prediction, Workload, predict
-from perf.cluster_scaling_reduce import NETWORK_THREAD
 from perf.cluster_scaling_ring import Hop, Points, fit_hop
 from perf.training_runs import PROJECT, Result, command, environment, read
 from tests.cluster_runs import free_port
@@ -47,14 +46,11 @@ class Case:
     delay: float = 0.0
     overlap: bool = False
     compression: bool = False
-    yielding: bool = False
-    """Whether the priority of gloo's network threads is lowered, which the programs do not do themselves."""
 
     @property
     def name(self) -> str:
         batch = f"minibatches of {self.batch}" if self.batch else "one batch"
         extra = (", overlap" if self.overlap else "") + (", bf16" if self.compression else "")
-        extra += f", {YIELDING}" if self.yielding else ""
         return f"{self.algorithm.upper()}, {self.network}, {self.envs} x {self.n_steps}, {batch}{extra}"
 
     @property
@@ -99,8 +95,6 @@ CASES = (
     Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, SLOW, compression=True),
     *(Case("impala", "nature", 16, 32, None, 1, rate) for rate in (FAST, GIGABIT, SLOW)),
     Case("impala", "impala", 16, 32, None, 1, SLOW),
-    *(Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, rate, yielding=True) for rate in (FAST, GIGABIT)),
-    Case("a2c", "nature", 16, 16, None, 1, GIGABIT, yielding=True),
 )  # fmt: skip
 KEY = ("case", "link")  # what tells rows apart
 QUICK_CASES = (CASES[1],)
@@ -120,8 +114,6 @@ def run_case(case: Case, updates: int) -> tuple[Result, float]:
         folder = Path(parent) / "run"
         processes = [start(case, place, folder, node, port, updates) for node in range(NODES)]
         try:
-            if case.yielding:
-                lower_network_threads(processes)
             others = wait_for(processes)
             for node, process in enumerate(processes):
                 if process.returncode:
@@ -180,25 +172,6 @@ def start(
         )
 
 
-def lower_network_threads(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Give the threads of gloo's sockets, one in the rank of each host, the lowest priority once they are
-    there."""
-    deadline = time.monotonic() + START_SECONDS
-    found: set[int] = set()
-    while len(found) < len(processes):
-        if time.monotonic() > deadline or any(each.poll() is not None for each in processes):
-            raise RuntimeError("no threads of gloo's sockets to be found")
-        time.sleep(0.2)
-        for process in processes:
-            tree = psutil.Process(process.pid)
-            for each in (tree, *tree.children(recursive=True)):
-                for thread in Path(f"/proc/{each.pid}/task").glob("*"):
-                    with contextlib.suppress(OSError):  # it has ended meanwhile
-                        if (thread / "comm").read_text().strip() == NETWORK_THREAD:
-                            os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
-                            found.add(int(thread.name))
-
-
 def updates_for(prediction: Prediction, seconds: float) -> int:
     """So many that a run counts them for about `seconds`."""
     return WARM + max(4, min(60, round(seconds / prediction.seconds)))
@@ -216,14 +189,13 @@ def check(
 
     What was measured is the median of this run and `earlier` ones of the same case.
     """
-    link = fit_hop(links[link_name(case.rate, case.delay, case.yielding)])
+    link = fit_hop(links[link_name(case.rate, case.delay)])
     prediction = predict_case(case, link, computing, machine)
     result, others = run_case(case, updates_for(prediction, seconds))
     runs = [*earlier, describe_run(result.rows[WARM:], others)]
     row = {
         "case": case.name,
         "link": link_name(case.rate, case.delay),
-        "yielding": case.yielding,
         "algorithm": case.algorithm,
         "network": case.network,
         "predicted_fps": prediction.fps,

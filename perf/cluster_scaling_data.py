@@ -18,17 +18,15 @@ from src.metrics import write_json
 from src.record import describe_software
 
 NAME = "cluster_scaling"
-YIELDING = "network threads yield"
 
 
-def link_name(rate: float, delay: float, yielding: bool = False) -> str:
+def link_name(rate: float, delay: float) -> str:
     """As in "1 Gb/s + 0.1 ms"; `rate` in bits per second, `delay` in seconds one way."""
     if rate == inf:
         text = "no limit"
     else:
         text = f"{rate / 1e9:g} Gb/s" if rate >= 1e9 else f"{rate / 1e6:g} Mb/s"
-    text += f" + {delay * 1e3:g} ms" if delay else ""
-    return f"{text}, {YIELDING}" if yielding else text
+    return f"{text} + {delay * 1e3:g} ms" if delay else text
 
 
 @dataclass(frozen=True)
@@ -76,17 +74,15 @@ class Data:
         """Of an environment in a snapshot."""
         return float(self.part("compute")["machine"]["state_bytes"])
 
-    def machine(self, yielding: bool = False) -> Machine:
-        """What the model takes of a node; with `yielding` as measured with gloo's network threads at the
-        lowest priority. Hops are those of two ranks, which have a core each."""
+    def machine(self) -> Machine:
+        """What the model takes of a node. Hops are those of two ranks, which have a core each."""
         compute = self.part("compute")
         measured = compute["machine"]
-        here = self.ranks(f"here, {YIELDING}" if yielding else "here")
-        hidden = self.part("links")[link_name(1e9, 0.0, yielding)]["hidden"]
+        here = self.ranks("here")
+        hidden = self.part("links")[link_name(1e9, 0.0)]["hidden"]
         return Machine(
             local=fit_hop(here[min(here)]["all_reduce"]),
-            wire=fit_hop(self.links[link_name(inf, 0.0, yielding)]),
-            undisturbed=fit_hop(self.links[link_name(inf, 0.0, True)]).latency,
+            wire=fit_hop(self.links[link_name(inf, 0.0)]),
             sharing=Sharing(**measured["sharing"]),
             gather_seconds=slope({count: each["gather"] for count, each in here.items()}),
             index_seconds=_points(measured["index_seconds"]),

@@ -83,7 +83,7 @@ def draw_speed(axes: Axes, grid: Grid, kind: str, network: str) -> None:
             axes.plot(NODES, fps, color=colour, linewidth=width)
             if cores == LARGE_NODE and link == BEST:
                 share = fps[-1] / (ideal * cores * NODES[-1])
-                note(axes, f"{share:.1%} of ideal", (NODES[-1], fps[-1]), colour, below=way is TOGETHER)
+                note(axes, f"{share:.1%} of ideal", (NODES[-1], fps[-1]), colour, below=way is AS_IT_IS)
     logarithmic(axes, NODES, "nodes", "timesteps per second")
     axes.set_title(kind, loc="left")
     if kind == GROWING:
@@ -102,7 +102,7 @@ def draw_reductions(axes: Axes, grid: Grid) -> None:
     data, machine = grid.data, grid.data.machine()
     first = next(iter(data.links.values()))
     short, size = min(first), max(first)
-    link = link_hop(machine.wire, machine.undisturbed, GIGABIT, 0.0)
+    link = link_hop(machine.wire, GIGABIT, 0.0)
 
     def times(*parts: dict[str, float]) -> list[float]:
         return [1e3 * sum(each.values()) for each in parts]

@@ -39,8 +39,6 @@ class Way:
 
     name: str
     options: Options = PLAIN
-    yielding: bool = False
-    """Whether gloo's network threads have the lowest priority."""
     threads: int = 1
     """Of a rank, which then has as many cores."""
     rate: float = 1.0
@@ -49,7 +47,7 @@ class Way:
 
 
 AS_IT_IS = Way("as it is")
-TOGETHER = Way("the last three together", Options(hierarchical=True, local_index=True), yielding=True)
+TOGETHER = Way("the last two together", Options(hierarchical=True, local_index=True))
 # What can be set or bought today; what would have to be written; all of the latter.
 WAYS = (
     AS_IT_IS,
@@ -58,7 +56,6 @@ WAYS = (
     Way("ranks of two threads on two cores", threads=2),
     Way("a network of ten times the rate", rate=10.0),
     Way("a network of a tenth of the delay", delay=0.1),
-    Way("gloo's network threads yield", yielding=True),
     Way("sums within nodes, then between nodes", Options(hierarchical=True)),
     Way("each rank shuffles its own samples", Options(local_index=True)),
     TOGETHER,
@@ -121,10 +118,10 @@ class Grid:
         options = replace(way.options, state_bytes=state_bytes)
         ranks = nodes * cores // way.threads
         workload = workload_of(kind, ranks, ENVS * way.threads)
-        computing, machine = self.data.computing(network), self.data.machine(way.yielding)
+        computing, machine = self.data.computing(network), self.data.machine()
         if way.threads > 1:
             computing = with_threads(computing, way.threads, self.data.thread_efficiency(network))
-        link = link_hop(machine.wire, machine.undisturbed, rate * way.rate, delay * way.delay)
+        link = link_hop(machine.wire, rate * way.rate, delay * way.delay)
         return predict(workload, nodes, cores // way.threads, link, computing, machine, options, cores)
 
     def ideal_learn(self, kind: str, network: str) -> float:

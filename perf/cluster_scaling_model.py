@@ -27,8 +27,6 @@ class Machine:
     """Between two processes of one node."""
     wire: Hop
     """Between two nodes on a link that neither delays nor limits: what the software takes."""
-    undisturbed: float
-    """The latency of `wire` if gloo's threads never kept each other waiting."""
     sharing: Sharing
     gather_seconds: float
     """For each rank whose figures rank 0 takes in."""

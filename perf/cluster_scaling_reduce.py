@@ -27,7 +27,6 @@ from tests.cluster_runs import free_port
 if TYPE_CHECKING:
     from src.distributed import GlooCommunicator
 
-NETWORK_THREAD = "gloo_tcp_loop"  # what the thread that gloo has for its sockets is called
 SMALL = 32  # bytes
 IN_A_ROW = 3  # short sums behind a piece of computing, as they come in training
 COMPUTE_SECONDS = 0.007
@@ -37,13 +36,11 @@ GATHERED = 1024  # bytes that a rank has for rank 0 after an update, about
 RANK_SECONDS = 120.0
 
 
-def all_reduce_times(
-    hosts: Hosts, per_host: int, sizes: Sequence[int], seconds: float, yielding: bool = False
-) -> dict[str, Any]:
+def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds: float) -> dict[str, Any]:
     """What `per_host` ranks on each host find: `all_reduce`, bytes -> seconds; `hidden`, bytes -> the share
     that computing hides; `gather`, seconds; `connections`, open sockets of rank 0.
 
-    `seconds` is how long to repeat each. With `yielding` gloo's network threads have the lowest priority.
+    `seconds` is how long to repeat each.
     """
     ranks, cores = len(hosts.names) * per_host, sorted(os.sched_getaffinity(0))
     processes = []
@@ -63,7 +60,7 @@ def all_reduce_times(
             pinned = ["taskset", "-c", cores[rank]] if ranks <= len(cores) else []
             words = [*hosts.enter(rank // per_host), *pinned, sys.executable]
             words += ["-m", "perf.cluster_scaling_reduce", "--rank", rank, *place, "--seconds", seconds]
-            words += ["--bytes", *sizes, *(["--yielding"] if yielding else [])]
+            words += ["--bytes", *sizes]
             processes.append(
                 subprocess.Popen(
                     [str(word) for word in words],
@@ -97,8 +94,6 @@ def be_rank(arguments: argparse.Namespace) -> None:
     rank, ranks = arguments.rank, arguments.size
     store = dist.TCPStore(arguments.address, arguments.port, is_master=rank == 0, wait_for_workers=False)
     communicator = GlooCommunicator(store, rank, ranks, RANK_SECONDS)
-    if arguments.yielding:
-        yield_network_threads()
     compute = fixed_work(COMPUTE_SECONDS)
     found: dict[str, Any] = {"all_reduce": {}, "hidden": {}}
     for size in arguments.bytes:
@@ -116,13 +111,6 @@ def be_rank(arguments: argparse.Namespace) -> None:
         print(json.dumps(found), flush=True)
     communicator.barrier()
     communicator.close()
-
-
-def yield_network_threads() -> None:
-    """Lower the priority of the threads that gloo's sockets have, as far as it goes."""
-    for thread in Path("/proc/self/task").iterdir():
-        if (thread / "comm").read_text().strip() == NETWORK_THREAD:
-            os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
 
 
 def fixed_work(seconds: float) -> Callable[[], None]:
@@ -206,7 +194,6 @@ def main() -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--bytes", nargs="+", type=int, required=True)
-    parser.add_argument("--yielding", action="store_true", help="gloo's network threads yield to all others")
     be_rank(parser.parse_args())
 
 

@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from perf.cluster_scaling_data import NAME, YIELDING, Data, link_name
+from perf.cluster_scaling_data import NAME, Data, link_name
 from perf.cluster_scaling_figure import draw
 from perf.cluster_scaling_grid import COSTS, HALF, KINDS, LINKS, NODES, WAYS, Grid, costs, first_below
 from perf.cluster_scaling_ring import link_hop, ring_parts
@@ -21,8 +21,8 @@ SHARES_AT = (1, 8, 32, 128)  # nodes
 REMEDIES_AT = ((4, 16), (32, 32))  # nodes, cores
 
 
-def report(folder: Path, data: Data) -> dict[str, Any]:
-    """Write both into `folder`; returns the predictions, for cluster_scaling.json."""
+def report(folder: Path, data: Data) -> list[dict[str, Any]]:
+    """Write both into `folder`; returns the predictions."""
     grid = Grid(data)
     rows = grid.rows()
     parts = [
@@ -44,7 +44,7 @@ def report(folder: Path, data: Data) -> dict[str, Any]:
     (folder / f"{NAME}.md").write_text(text + "\n", encoding="utf-8")
     draw(grid, folder / f"{NAME}.png")
     print(f"\n{parts[0]}\n\nwritten to {folder / NAME}.md, .json and .png")
-    return {"predictions": rows}
+    return rows
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -123,12 +123,10 @@ def links_text(data: Data) -> str:
     """Measured all-reduces between two hosts, and what the wire and the software's own time come to."""
     machine, rows = data.machine(), []
     for name, times in data.links.items():
-        if name.endswith(YIELDING):
-            continue
         for size, seconds in sorted(times.items()):
             hop = machine.wire
             if name != link_name(inf, 0):
-                hop = link_hop(hop, machine.undisturbed, *parse_link(name))
+                hop = link_hop(hop, *parse_link(name))
             computed = sum(ring_parts(size, 2, 1, hop, machine.local).values())
             cells = milliseconds(seconds), milliseconds(computed), f"{computed / seconds - 1:+.0%}"
             rows.append((name, f"{size:,}", *cells))
@@ -151,14 +149,9 @@ def parse_link(name: str) -> tuple[float, float]:
 def ranks_text(data: Data) -> str:
     """Measured all-reduces between more and more ranks."""
     rows = []
-    places = (
-        ("here", "one host", False),
-        (f"here, {YIELDING}", f"one host, {YIELDING}", True),
-        ("apart", "a host each, 1 Gb/s", False),
-    )
-    for where, title, yielding in places:
-        machine = data.machine(yielding)
-        hop = link_hop(machine.wire, machine.undisturbed, 1e9, 0.0)
+    machine = data.machine()
+    hop = link_hop(machine.wire, 1e9, 0.0)
+    for where, title in (("here", "one host"), ("apart", "a host each, 1 Gb/s")):
         for count, found in data.ranks(where).items():
             nodes = count if where == "apart" else 1
             for size, seconds in sorted(found["all_reduce"].items()):

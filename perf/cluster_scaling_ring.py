@@ -33,17 +33,14 @@ class Sharing:
     """Bytes per second of a core that adds vectors, all cores busy."""
 
 
-def link_hop(wire: Hop, undisturbed: float, bits_per_second: float, delay: float) -> Hop:
-    """A link of a rate and of a delay in one direction.
+def link_hop(wire: Hop, bits_per_second: float, delay: float) -> Hop:
+    """A link of a rate and of a delay in one direction; `wire` is what the software takes without them.
 
-    `wire` is what the software takes without them, `undisturbed` the latency of that if gloo's threads never
-    kept each other waiting, which a delay covers. Gloo sends a segment when the receiver has said that it
-    expects it, so a hop takes a round trip. A process does not copy and add what it has received while it
-    waits for more, so both times for the bytes add up.
+    Gloo sends a segment when the receiver has said that it expects it, so a hop takes a round trip. A process
+    does not copy and add what it has received while it waits for more, so both times for the bytes add up.
     """
     rate = PAYLOAD_SHARE * bits_per_second / 8
-    latency = max(wire.latency, undisturbed + 2 * delay)
-    return Hop(latency, 1 / (1 / wire.bandwidth + 1 / rate))
+    return Hop(wire.latency + 2 * delay, 1 / (1 / wire.bandwidth + 1 / rate))
 
 
 def fit_hop(seconds: Points) -> Hop:

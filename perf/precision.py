@@ -83,37 +83,51 @@ def speed(architecture: str, rounds: int, seconds: float) -> tuple[list[str], di
     return text, data
 
 
-def divergences(architecture: str, updates: int) -> dict[str, list[float]]:
-    """E[(r - 1) - log r] between the network in float32 and each policy made from it, after every update."""
+def divergences(architecture: str, updates: int) -> dict[str, list[tuple[float, float]]]:
+    """How far each policy is from the network in float32 that it is made from, after every update: the mean
+    over an unroll's observations of `distances`."""
     import torch
 
     from perf.int8_policy import Int8Policy
-    from src.losses import policy_terms
 
     trainer = make(architecture, "float32")
     policies: dict[str, Any] = {name: Int8Policy(trainer.model, every) for name, every in RANGES.items()}
     policies["bfloat16"] = make(architecture, "bfloat16").model
-    found: dict[str, list[float]] = {name: [] for name in policies}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in policies}
     for _ in range(updates):
         trainer.iterate(trainer.config.training.learning_rate)
         observations = torch.from_numpy(trainer.rollout.flat("observations"))
-        actions = torch.from_numpy(trainer.rollout.flat("actions"))
         with torch.inference_mode():
-            exact, _ = policy_terms(trainer.model(observations)[0], actions)
+            exact = trainer.model(observations)[0]
             for name, policy in policies.items():
                 if isinstance(policy, Int8Policy):
                     policy.refresh(torch.from_numpy(trainer.collector.observations))
                 else:
                     policy.load_state_dict(trainer.model.state_dict())
-                log_ratios = exact - policy_terms(policy(observations)[0], actions)[0]
-                found[name].append(float((log_ratios.exp() - 1 - log_ratios).mean()))
+                found[name].append(distances(policy(observations)[0], exact))
     return found
 
 
-def divergence_table(found: dict[str, list[float]]) -> str:
-    lines = ["| policy | divergence from float32, median | largest of an update |", "|---|---|---|"]
+def distances(acting: Any, learning: Any) -> tuple[float, float]:
+    """Of the policy that acts from the one that learns, by their logits: the Kullback-Leibler divergence, and
+    by how much importance ratios that V-trace cuts at 1 are on average below 1."""
+    q, p = acting.double().log_softmax(-1), learning.double().log_softmax(-1)
+    divergence = (q.exp() * (q - p)).sum(-1)
+    cut = 1 - (q.exp() * (p - q).exp().clamp(max=1)).sum(-1)
+    return float(divergence.mean()), float(cut.mean())
+
+
+def divergence_table(found: dict[str, list[tuple[float, float]]]) -> str:
+    lines = [
+        "| policy | KL divergence from float32, median | largest of an update | ratios cut at 1, median |",
+        "|---|---|---|---|",
+    ]
     for name in POLICIES[1:]:
-        lines.append(f"| {name} | {statistics.median(found[name]):.2g} | {max(found[name]):.2g} |")
+        divergence, cut = zip(*found[name], strict=True)
+        lines.append(
+            f"| {name} | {statistics.median(divergence):.2g} | {max(divergence):.2g} | "
+            f"{statistics.median(cut):.2%} |"
+        )
     return "\n".join(lines)
 
 
