@@ -65,7 +65,7 @@ install: $(READY)  ## set up venv/ with all that is needed (the other targets do
 quick-test: $(READY)  ## check the installation in less than a minute
 	@$(PY) quick_test.py $(ARGS)
 
-profile: $(READY)  ## know your machine: its limits, the share that is reached, what to set; a minute and a half
+profile: $(READY)  ## know your machine: its limits, the share that is reached, what to set; some two minutes
 	@$(PY) profile_cpu.py $(if $(ENV),--env $(ENV)) $(if $(OUTPUT),--output-dir "$(OUTPUT)") $(ARGS)
 
 # --- The main job -------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ train-impala: $(READY)  ## train IMPALA in one process
 train-impala-timed: $(READY)  ## ... for DURATION hours
 	$(call timed_with,train_impala_sequential_timed)
 
-train-impala-parallel: $(READY)  ## train IMPALA with actors and a learner
+train-impala-parallel: $(READY)  ## train IMPALA with actors and learners
 	$(call train_with,train_impala_parallel)
 
 train-impala-parallel-timed: $(READY)  ## ... for DURATION hours

@@ -8,7 +8,7 @@ from src.installation import verify_installation
 
 
 class Parser(argparse.ArgumentParser):
-    """That of src/cli.py needs packages that may be missing here."""
+    """That of src/cli_flags.py needs packages that may be missing here."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")

@@ -178,13 +178,12 @@ def minibatches(workload: Workload, ranks: int) -> int:
 def small_sums(workload: Workload, nodes: int) -> int:
     """All-reduces of a few numbers in an update, as the programs call them.
 
-    PPO and A2C: two barriers, the reward statistics, four for the explained variance (over several nodes),
-    the sizes of what is gathered and the clock. IMPALA: the reward statistics, the slots, the sizes and the
-    clock.
+    PPO and A2C: two barriers, the reward statistics, the explained variance (over several nodes), the sizes
+    of what is gathered and the clock. IMPALA: the reward statistics, the slots, the sizes and the clock.
     """
     if workload.algorithm == "impala":
         return 4
-    return 5 + (4 if nodes > 1 else 0)
+    return 5 + (1 if nodes > 1 else 0)
 
 
 def small_parts(

@@ -141,6 +141,7 @@ SIDES = {
     ),
 }
 BASE = "sb3"
+BFLOAT16 = ("parallel-bf16",)  # sides for processors that have instructions for it
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
+from src.errors import first_line
+
 FOLDER = Path(__file__).resolve().parent / "peers_venvs"
 SHARED = ("torch", "numpy", "setuptools")  # what a peer must not replace; the last for Procgen's sake
 STAMP = ".packages"
@@ -35,7 +37,7 @@ class Peer:
 
 
 PEERS = {
-    "sb3": Peer(("stable-baselines3>=2.9",)),
+    "sb3": Peer(("stable-baselines3==2.9.2",)),
     "cleanrl": Peer(("gym==0.23.1", "tensorboard"), alone=("cleanrl==1.2.0",)),
     "sample-factory": Peer(("sample-factory==2.1.1",)),
 }
@@ -55,7 +57,7 @@ def python_of(name: str) -> Path:
     )
     if folder.exists():
         shutil.rmtree(folder)
-    venv.create(folder, with_pip=True)
+    create(folder)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "lib" / version / "site-packages"
     (packages / "project.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
@@ -66,6 +68,16 @@ def python_of(name: str) -> Path:
         install(name, python, "--no-deps", "--ignore-requires-python", *peer.alone)
     stamp.write_text(wanted, encoding="utf-8")
     return python
+
+
+def create(folder: Path) -> None:
+    """Raises PeerUnavailable."""
+    try:
+        venv.create(folder, with_pip=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise PeerUnavailable(
+            f"a virtual environment could not be made ({first_line(error)}): does `python -m venv` work here?"
+        ) from error
 
 
 def own_versions() -> list[str]:

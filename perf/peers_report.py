@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perf.measure import Comparison
 from perf.peers_cases import BARS, BASE, CASES, SIDES, Bar, Case
 from src.errors import UsageError
 from src.terminal import counted
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+ENOUGH = 3  # rounds, for a ratio to be held against a bar
 NAMES = {
     "python": "Python",
     "torch": "torch",
@@ -24,80 +24,92 @@ NAMES = {
     "cleanrl": "CleanRL",
     "gym": "Gym",
     "shimmy": "Shimmy",
+    "git_commit": "commit",
 }
 
 Round = Mapping[str, Mapping[str, Any]]
-"""Of one round: what `Measurement.to_dict` gave, by side."""
+"""Of one round: what `Measurement.to_dict` gave, by side; a side that failed in it is not there."""
 
 
 def column(rounds: Sequence[Round], side: str, key: str) -> list[float]:
-    return [each[side][key] for each in rounds]
+    """A figure of a side in every round that has the side."""
+    return [each[side][key] for each in rounds if side in each]
 
 
-def comparison(rounds: Sequence[Round], key: str) -> Comparison:
-    """A figure of all sides that every round has."""
-    sides = [side for side in SIDES if all(side in each for each in rounds)]
-    return Comparison({side: column(rounds, side, key) for side in sides})
+def ratios(rounds: Sequence[Round], side: str, base: str, key: str) -> list[float]:
+    """Of every round that has both sides."""
+    return [each[side][key] / each[base][key] for each in rounds if side in each and base in each]
 
 
-def case_table(case: Case, rounds: Sequence[Round], unavailable: Mapping[str, str]) -> str:
-    """A row a side: timesteps per second, ratio to BASE within a round, memory."""
-    fps, memory = comparison(rounds, "fps"), comparison(rounds, "peak_memory_mb")
+def case_table(case: Case, rounds: Sequence[Round], reasons: Mapping[str, str]) -> str:
+    """A row a side: timesteps per second, ratio to BASE within a round, memory. `reasons` say why sides did
+    not run."""
     lines = [
         f"| who | timesteps/s, median | range | ratio to {SIDES[BASE].title} | peak memory, MB |",
         "|---|---|---|---|---|",
     ]
     for side in case.sides:
-        title = SIDES[side].title
-        if side not in fps.rates:
-            lines.append(f"| {title} | did not run: {unavailable.get(side, 'not measured')} | | | |")
+        title, rates = SIDES[side].title, column(rounds, side, "fps")
+        if not rates:
+            lines.append(f"| {title} | did not run: {reasons.get(side, 'not measured')} | | | |")
             continue
-        values = fps.rates[side]
-        ratio = f"{fps.ratio(side, BASE):.2f}" if BASE in fps.rates else ""
-        lines.append(
-            f"| {title} | {fps.median(side):,.0f} | {min(values):,.0f} to {max(values):,.0f} | {ratio} | "
-            f"{memory.median(side):,.0f} |"
-        )
+        if len(rates) < len(rounds):
+            title += f" ({len(rates)} of {counted(len(rounds), 'round')})"
+        found = ratios(rounds, side, BASE, "fps")
+        ratio = f"{statistics.median(found):.2f}" if found else ""
+        memory = statistics.median(column(rounds, side, "peak_memory_mb"))
+        spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
+        lines.append(f"| {title} | {statistics.median(rates):,.0f} | {spread} | {ratio} | {memory:,.0f} |")
     return "\n".join(lines)
 
 
 def verdict(bar: Bar, rounds: Sequence[Round]) -> tuple[float, bool] | None:
-    """The ratio that was reached, and whether that is enough; None if a side was not measured."""
-    ratios = comparison(rounds, "peak_memory_mb" if bar.memory else "fps")
-    if not rounds or not {bar.side, bar.base} <= ratios.rates.keys():
+    """The median ratio that was reached, and whether that is enough; None if no round has both sides."""
+    found = ratios(rounds, bar.side, bar.base, "peak_memory_mb" if bar.memory else "fps")
+    if not found:
         return None
-    ratio = ratios.ratio(bar.side, bar.base)
+    ratio = statistics.median(found)
     return ratio, ratio <= bar.bar if bar.memory else ratio >= bar.bar
 
 
 def bars_table(measured: Mapping[str, Sequence[Round]], bars: Sequence[Bar] = BARS) -> str:
+    """A row a bar; only ENOUGH rounds with both sides say yes or no."""
     lines = ["| workload | what | bar | reached | |", "|---|---|---|---|---|"]
     for bar in bars:
-        found = verdict(bar, measured.get(bar.case, ()))
-        if found is None:
-            continue
-        ratio, enough = found
+        rounds = measured.get(bar.case, ())
+        found = verdict(bar, rounds)
+        reached, words = "", "not measured"
+        if found is not None:
+            count = len(ratios(rounds, bar.side, bar.base, "fps"))
+            reached, words = f"{found[0]:.2f} x", "yes" if found[1] else "**no**"
+            if count < ENOUGH:
+                words = f"not enough rounds: {count} of {ENOUGH}"
         what = f"{SIDES[bar.side].title}, against {SIDES[bar.base].title}"
         limit = f"memory at most {bar.bar:g} x" if bar.memory else f"at least {bar.bar:g} x"
         aim = f" (aim {bar.aim:g} x)" if bar.aim else ""
-        lines.append(
-            f"| {bar.case} | {what} | {limit}{aim} | {ratio:.2f} x | {'yes' if enough else '**no**'} |"
-        )
+        lines.append(f"| {bar.case} | {what} | {limit}{aim} | {reached} | {words} |")
     return "\n".join(lines)
 
 
 def versions_table(measured: Mapping[str, Sequence[Round]]) -> str:
-    """What each side ran on in its last round."""
-    found: dict[str, dict[str, str]] = {}
-    for rounds in measured.values():
-        for each in rounds:
-            found |= {side: dict(figures["versions"]) for side, figures in each.items()}
+    """What each side ran on, and the threads that its program said it computes with. Where cases were
+    measured on different versions, all are listed."""
     lines = ["| who | versions |", "|---|---|"]
     for side in SIDES:
-        if side in found:
-            words = [f"{name} {found[side][key]}" for key, name in NAMES.items() if key in found[side]]
-            lines.append(f"| {SIDES[side].title} | {', '.join(words)} |")
+        found: dict[str, None] = {}
+        for rounds in measured.values():
+            for each in rounds:
+                if side in each:
+                    found[describe_versions(each[side])] = None
+        if found:
+            lines.append(f"| {SIDES[side].title} | {'; '.join(found)} |")
     return "\n".join(lines)
+
+
+def describe_versions(figures: Mapping[str, Any]) -> str:
+    versions, threads = figures["versions"], figures["threads"]
+    words = [f"{name} {versions[key]}" for key, name in NAMES.items() if key in versions]
+    return ", ".join(words if threads is None else [*words, counted(threads, "thread")])
 
 
 def report(data: Mapping[str, Any]) -> str:
@@ -116,16 +128,24 @@ def report(data: Mapping[str, Any]) -> str:
                 f"{case.describe()}.",
                 f"{counted(len(rounds), 'round')}; other programs took {statistics.median(others):.0f} % of "
                 f"the processor meanwhile (median over the rows; {max(others):.0f} % at the most).",
-                case_table(case, rounds, data["unavailable"]),
+                case_table(case, rounds, {**data["unavailable"], **data["failed"].get(case.name, {})}),
             ]
     return "\n\n".join([*parts, "### Versions", versions_table(measured)])
 
 
+def require_marks(path: Path) -> None:
+    """Raises UsageError if a document does not have the two marks between which the tables go."""
+    try:
+        document = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    if END not in document.partition(BEGIN)[2]:
+        raise UsageError(f"{path} must have the lines {BEGIN} and {END}, between which the tables go")
+
+
 def write_between_marks(path: Path, text: str) -> None:
     """Replace what stands between the two marks of a document; what people wrote around them stays."""
-    document = path.read_text(encoding="utf-8")
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UsageError(f"{path} must have the lines {BEGIN} and {END}, between which the tables go")
+    require_marks(path)
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
     path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")

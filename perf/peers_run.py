@@ -21,6 +21,7 @@ from perf.peers_cases import OWN, SIDES, Case, Side
 from perf.peers_install import PeerUnavailable, python_of
 from perf.peers_programs.protocol import MARK
 from perf.training_runs import PROJECT, environment
+from src import cpu_utils
 from src.errors import RunError
 from src.monitor import ResourceMonitor
 from src.record import describe_software
@@ -53,6 +54,8 @@ class Measurement:
     others_percent: float
     """Of the processor's time that other programs took meanwhile."""
     versions: dict[str, str]
+    threads: int | None = None
+    """That a peer says it computes with; this project's are in its settings."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,9 +97,15 @@ class Program:
                 stdout=out,
                 stderr=err,
                 cwd=PROJECT,
-                env={**environment(), "TMPDIR": str(folder)},  # what it leaves goes with the folder
+                env={**self.threads_given(), "TMPDIR": str(folder)},  # what it leaves goes with the folder
                 start_new_session=True,
             )
+
+    def threads_given(self) -> dict[str, str]:
+        """The environment, which tells a peer the cores that this project counts: torch by itself does not
+        see how many of them a container may use."""
+        threads = {} if self.side.own_rows else {"OMP_NUM_THREADS": str(cpu_utils.usable_cores())}
+        return {**environment(), **threads}
 
     def said(self) -> list[dict[str, Any]]:
         lines = self.output.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
@@ -128,6 +137,10 @@ class Program:
                 )
             return dict(announced["versions"])
         return {}
+
+    def threads(self) -> int | None:
+        """That a peer computes with, once it has said so."""
+        return None if self.side.own_rows else next((each["threads"] for each in self.said()[:1]), None)
 
     def require_alive(self) -> None:
         if self.process.poll() is None:
@@ -182,6 +195,7 @@ def watch(program: Program, window: Window) -> Measurement:
             seconds = end.seconds - begin.seconds
             fps = (end.timesteps - begin.timesteps) / seconds
             others = monitor.usage()["others_cpu_percent"]
-            return Measurement(fps, updates, seconds, monitor.peak_gb * 1024, others, versions)
+            memory = monitor.peak_gb * 1024
+            return Measurement(fps, updates, seconds, memory, others, versions, program.threads())
         time.sleep(POLL_SECONDS)
     raise PeerUnavailable(f"{program.side.title} did not get through its window in {MAX_SECONDS:g} s")

@@ -36,6 +36,7 @@ def work(job: Job, link: Link) -> int:
         lambda size: link.shared_memory(config.parallel, size),
         maker(job, link, queues),
         job.root_process,
+        on_taken=link.has_taken,
     )
     return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
 
@@ -72,7 +73,7 @@ def maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., 
 def act(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> int:
     config, world, first = job.config, job.world, job.config.learners_per_node
     actor = Actor(job, link, link.rank - first, 0 if world is None else world.node_rank)
-    link.check()  # its environments are there
+    link.presence.check(link.rank, heeds_signals=False)  # its environments are there; learners wait for all
     if not link.incarnation:
         if world is None or world.master_port is None:
             link.share()  # where the learners meet, which is not for actors

@@ -21,14 +21,17 @@ from numpy.typing import NDArray
 
 from src.arrays import Layout, carve, layout_bytes
 from src.budget import Budget
-from src.buffer import RolloutBuffer
+from src.buffer import RolloutBuffer, rollout_bytes
 from src.config import Config
 from src.distributed import Communicator
 from src.errors import RunError
 from src.learner import make_optimizer
 from src.learning_process import Counters, Update, require_finite
 from src.metrics import Episode
+from src.rewards import SharedRewardScaler
 from src.run import Process, train
+from src.settings import ParallelConfig
+from src.shared_memory import map_shared, open_rollout
 from src.timing import PHASES
 from src.trainer import Trainer
 from src.worker_process import Job, Link
@@ -107,6 +110,10 @@ class AsyncTrainer(Trainer):
         layout = shared_layout(config, len(self.learner.parameters))
         self.shared = carve(layout, shared_memory(layout_bytes(layout)))
         communicator.arrived = self.shared["arrived"]
+        training, statistics = config.training, self.shared["scaler"]
+        self.scaler = SharedRewardScaler(
+            config.envs_per_process, training.gamma, training.reward_clip, statistics, self._locked
+        )
         self.rank = communicator.rank
         self.version = 0
         self.learner.communicator = Communicator()  # its gradient is its own
@@ -122,7 +129,11 @@ class AsyncTrainer(Trainer):
 
     def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
         """A rollout of its own, which it fills alone."""
-        rollout = RolloutBuffer(self.config.training.n_steps, self.config.envs_per_process, self.spaces)
+        parallel, size = self.config.parallel, (self.config.training.n_steps, self.config.envs_per_process)
+        block = None
+        if parallel.buffer == "mmap":
+            block = map_shared(open_rollout(parallel, rollout_bytes(*size, self.spaces)))
+        rollout = RolloutBuffer(*size, self.spaces, block)
         return rollout, rollout
 
     def _optimizer_state(self) -> dict[str, torch.Tensor]:
@@ -156,10 +167,7 @@ class AsyncTrainer(Trainer):
             self.learner.parameters.copy_(self.shared_parameters)
             self.version = int(self.shared["updates"][0])
         episodes = self.collector.collect(self.part, number)
-        with self._locked():
-            self._scaler_from_shared()
-            self._compute_advantages()
-            self._scaler_to_shared()
+        self._compute_advantages()
         self.learner.set_learning_rate(learning_rate)
         figures = self.algorithm.update(self.learner, self.part, self.config, number)
         with self._locked():
@@ -175,14 +183,6 @@ class AsyncTrainer(Trainer):
             ages[:] = ages[0] + age, ages[1] + 1, max(ages[2], age)
             self.shared["updates"][0] += 1
             self.shared["worker_updates"][self.rank] += 1
-
-    def _scaler_from_shared(self) -> None:
-        scaler = self.scaler
-        scaler.count, scaler.mean, scaler.squared_deviations = self.shared["scaler"].tolist()
-
-    def _scaler_to_shared(self) -> None:
-        scaler = self.scaler
-        self.shared["scaler"][:] = scaler.count, scaler.mean, scaler.squared_deviations
 
     def _report(self, episodes: list[Episode], figures: dict[str, float | None]) -> None:
         for row, name in zip(self.shared["figures"], FIGURES, strict=True):
@@ -266,6 +266,7 @@ class AsyncTrainer(Trainer):
         self.require_spaces(state)
         self.counters = Counters(**state["counters"])
         self.timer.seconds.update(state["phase_seconds"][self.rank])
+        self.shared["worker_phases"][self.rank] = list(self.timer.seconds.values())
         self.learner.model.load_state_dict(state["learner"]["model"])
         if self.communicator.is_main:
             self.shared_parameters.copy_(self.learner.parameters)
@@ -286,8 +287,9 @@ def work(job: Job, link: Link) -> int:
     process = Process(
         communicator,
         link.check,
-        lambda size: link.shared_memory(config.parallel, size),
+        lambda size: link.shared_memory(ParallelConfig(), size),  # which is not the rollout
         AsyncTrainer,
         job.root_process,
+        on_taken=link.has_taken,
     )
     return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)

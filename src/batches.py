@@ -96,7 +96,7 @@ class Batches:
             for slot in self.given
             if slot not in self.complete and slot not in queued and self.store.owner[slot] not in living
         ]
-        for slot in [*queued, *lost]:
+        for slot in [*lost, *queued]:  # in the order in which they are due
             self.store.owner[slot] = 0
             self.free.put(slot)
 

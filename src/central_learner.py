@@ -126,7 +126,7 @@ class CentralLearner(LearningProcess):
         self.count_update(len(columns) * self.communicator.num_nodes * self.config.training.n_steps)
         episodes: list[Episode] = []
         if self.leads:  # the others have learned by now, since their gradients are summed
-            episodes = [episode for slot in slots for episode in self.store.read_episodes(slot)]
+            episodes = self.store.episodes_of(slots)
             self.weights.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(slots)
         episodes = self.exchange(episodes)

@@ -30,8 +30,11 @@ class Flag:
 
 
 def count(text: str) -> int:
-    """A whole number, also written as 1e6 or 1_000_000."""
-    number = float(text)
+    """A whole number, also written as 1e6 or 1_000_000. Raises ValueError for anything else."""
+    try:
+        return int(text)  # exact, where a float has 53 bits
+    except ValueError:
+        number = float(text)
     if not number.is_integer():
         raise ValueError(text)
     return int(number)

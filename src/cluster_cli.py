@@ -141,7 +141,8 @@ def resumes(arguments: argparse.Namespace, world: World) -> bool:
 
 def settings(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, Any], str]:
     """File and flags as plain sections, and where they are from."""
-    if arguments.resume == "yes" and arguments.config is None:
+    settings_of_run = arguments.resume == "yes" and arguments.config is None
+    if settings_of_run:
         before = config_of_run(output_dir(arguments, "--resume"))
         data, source = before.model_dump(mode="json"), str(arguments.output_dir)
     else:
@@ -156,7 +157,8 @@ def settings(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, A
     for name, key, *_ in FLAGS:
         if given[key] is not None:
             set_value(data, key, given[key], name)
-    cli_flags.apply_budget(data, arguments, timed=False)
+    if not settings_of_run:  # which has its limits
+        cli_flags.apply_budget(data, arguments, timed=False)
     return data, source
 
 

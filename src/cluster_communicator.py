@@ -16,7 +16,7 @@ import torch.distributed as dist
 from src.cluster import World
 from src.cluster_reduction import BucketReduction, CompressedReduction
 from src.cluster_watch import Watch
-from src.distributed import GlooCommunicator, Reduction, calm_network_thread
+from src.distributed import GlooCommunicator, Reduction, calm_network_thread, wait_without_limit
 from src.errors import PeerLost, RunError, UsageError, first_line
 from src.settings import ClusterConfig
 
@@ -40,13 +40,14 @@ class ClusterCommunicator(GlooCommunicator):
         self._connect_all(store)
 
     def _connect_all(self, store: Any) -> None:
-        # Who is slow but alive is waited for; who is gone is noticed by the watch long before.
+        # To meet. Who is gone is noticed by the watch long before.
         timeout = timedelta(seconds=10 * max(60.0, self.config.timeout_seconds))
         self.attend(
             lambda: dist.init_process_group(
                 "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
             )
         )
+        wait_without_limit()
         calm_network_thread()
 
     def attend(self, function: Callable[[], T]) -> T:

@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from src.cluster import World
 from src.errors import EXIT_FAILED, Interrupted, PeerLost, UsageError, first_line
 from src.presence import START_SECONDS
+from src.running_time import RunningTime
 
 INTERVAL_SECONDS = 0.5  # between two signs of life in a small world
 SILENT_SECONDS = 3.0  # without a sign of life, once some rank has left
@@ -63,6 +65,8 @@ class Starter:
     """Memory of a size that the node's ranks share; None: the ranks see to it."""
     share: Callable[[Any], Any] | None = None
     """The first rank's value, in every rank of the node."""
+    on_taken: Callable[[Path], None] = lambda root: None
+    """Told, in rank 0, the folder that the run has taken."""
     root_process: int = field(default_factory=os.getpid)
 
 
@@ -87,6 +91,7 @@ class Watch:
         self.silent_seconds = SILENT_SECONDS + 2 * spread
         self.judge_seconds = JUDGE_SECONDS + 2 * spread
         self.starter = starter
+        self.now = RunningTime(2 * self.silent_seconds)
         self.store = connect()  # of the background thread; another one would wait for its requests
         self.own_store = connect()  # of the main thread
         self.alarm: str | None = None
@@ -96,7 +101,7 @@ class Watch:
         self.waits = 0
         self._verdict: dict[str, Any] | None = None
         self._stop_since: float | None = None
-        self._started = self.last_contact = time.monotonic()
+        self._started = self.last_contact = self.now()
         self._watched = range(self.size) if self.rank == 0 else range(1)
         self._seen = dict.fromkeys(self._watched, (b"", self._started))
         self._closed = threading.Event()
@@ -109,7 +114,7 @@ class Watch:
 
     def check(self) -> None:
         """Called between two pieces of work, and while waiting for others. Raises why the run is to end."""
-        now = time.monotonic()
+        now = self.now()
         if not self.waits:
             self.progress = now
         if self._verdict is not None:
@@ -139,9 +144,9 @@ class Watch:
             with self.starter.around_wait():
                 yield
         finally:
-            self.waits -= 1
             if self.progress is not None:
-                self.progress = time.monotonic()
+                self.progress = self.now()
+            self.waits -= 1  # the last, for the background thread to see no old progress without a wait
 
     # --- the background thread ---------------------------------------------------------------------------
 
@@ -161,7 +166,7 @@ class Watch:
             self._accuse_self()
 
     def _take_in(self, leaving: int, beats: list[bytes]) -> None:
-        self.last_contact = now = time.monotonic()
+        self.last_contact = now = self.now()
         for rank, beat in zip(self._watched, beats, strict=True):
             if beat != self._seen[rank][0]:
                 self._seen[rank] = (beat, now)
@@ -178,8 +183,9 @@ class Watch:
         patience = self.timeout_seconds
         if self.progress is None:
             patience = max(patience, START_SECONDS)
-        hangs = time.monotonic() - (self.progress or self._started) > patience
-        if hangs and not self.waits and not self._closed.is_set() and self._verdict is None:
+        waits = self.waits  # before the progress: who stops waiting notes its progress first
+        hangs = self.now() - (self.progress or self._started) > patience
+        if hangs and not waits and not self._closed.is_set() and self._verdict is None:
             text = f"made no progress for {patience:g} s (cluster.timeout_seconds)"
             with contextlib.suppress(RuntimeError):  # the others notice the silence
                 self._post(self.store, "run", f"{self.name}: {text}")
@@ -192,7 +198,7 @@ class Watch:
         """Say that this rank leaves, and why. Returns the exception to leave with, the same on all ranks."""
         if self._verdict is None:
             # A store that has not answered for a while will not do so now.
-            cut_off = time.monotonic() - self.last_contact > self.silent_seconds
+            cut_off = self.now() - self.last_contact > self.silent_seconds
             with self.waiting():
                 verdict = run_bounded(
                     lambda: self._settle(leaving), 1.0 if cut_off else 2 * self.judge_seconds
@@ -222,10 +228,10 @@ class Watch:
         number = leaving.signal_number if isinstance(leaving, Interrupted) else self.starter.asked()
         kind = "stop" if number else "lost"
         self._post(self.own_store, kind, f"{self.name} lost the others: {leaving}", number)
-        deadline = time.monotonic() + self.judge_seconds
+        deadline = self.now() + self.judge_seconds
         verdict: dict[str, Any] | None = None
         while verdict is None:
-            late = time.monotonic() > deadline
+            late = self.now() > deadline
             verdict = self._judge(late) if self.rank == 0 else self._read_verdict(late)
             time.sleep(0.1)
         if self.rank == 0:
@@ -247,7 +253,7 @@ class Watch:
             for each in said.values():
                 if each["kind"] == wanted:
                     return dict(each)
-        now = time.monotonic()
+        now = self.now()
         silent = [
             rank
             for rank in self._watched
@@ -273,8 +279,8 @@ class Watch:
         self._closed.set()
         if self.rank != 0 or self._verdict is None:
             return
-        deadline = time.monotonic() + self.silent_seconds
-        while time.monotonic() < deadline:
+        deadline = self.now() + self.silent_seconds
+        while self.now() < deadline:
             informed = run_bounded(lambda: self.own_store.add("informed", 0), 1.0)
             if not isinstance(informed, int) or informed >= self.size:
                 return

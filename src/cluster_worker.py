@@ -54,6 +54,7 @@ def work(job: Job, link: Link, make_trainer: Callable[..., LearningProcess] = Tr
         on_hang=on_hang,
         memory=lambda size: link.shared_memory(job.config.parallel, size),
         share=link.share,
+        on_taken=link.has_taken,
         root_process=job.root_process,
     )
     return run_rank(job, replace(job.world, local_rank=rank), starter, make_trainer)
@@ -65,16 +66,25 @@ def train_as_rank(
     """Train in this process as one rank, which torchrun or srun has started. Errors name the rank."""
     name = world.rank_name(0 if world.local_rank is None else world.local_rank)
 
+    taken: list[Path] = []
+
     def on_hang(text: str) -> None:
         print(f"{Path(sys.argv[0]).name}: failed: {name}: {text}", file=sys.stderr, flush=True)
-        if world.rank == 0 and folder.config_path.exists():
-            write_failed_record(folder, config)
-        os._exit(EXIT_FAILED)
+        try:
+            if taken:
+                write_failed_record(folder, config)
+        finally:
+            os._exit(EXIT_FAILED)
 
     job = Job("", None, None, config, folder, num_threads, resume, overwrite, os.getpid(), world)
     with StopSignal(repeats=True) as stop:
         # The launcher's tree is that of all ranks of the node.
-        starter = Starter(asked=lambda: stop.received or 0, on_hang=on_hang, root_process=os.getppid())
+        starter = Starter(
+            asked=lambda: stop.received or 0,
+            on_hang=on_hang,
+            on_taken=taken.append,
+            root_process=os.getppid(),
+        )
         try:
             return run_rank(job, world, starter)
         except PeerLost:
@@ -157,7 +167,15 @@ def watched(
 
     try:
         communicator = ClusterCommunicator(PrefixStore("gloo", store), world, job.config.cluster, watch)
-        process = Process(communicator, check_stop, memory, make_trainer, starter.root_process, starter.asked)
+        process = Process(
+            communicator,
+            check_stop,
+            memory,
+            make_trainer,
+            starter.root_process,
+            starter.asked,
+            starter.on_taken,
+        )
         return train(job.config, job.folder, job.num_threads, job.resume, job.overwrite, process)
     except Interrupted as interruption:
         return interruption.exit_code

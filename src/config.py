@@ -211,6 +211,12 @@ class Config(Section):
                 raise ValueError(f"training.{key} = {value}: only PPO has this setting, not {name}")
         if self.algorithm == "a3c" and self.mode == "sequential":
             raise ValueError("A3C is asynchronous: one sequential A3C worker is A2C, so use A2C")
+        check_every = self.parallel.check_every
+        if self.algorithm == "a3c" and check_every != ParallelConfig().check_every:
+            raise ValueError(
+                f"parallel.check_every = {check_every}: A3C's workers never hold the same parameters, so "
+                "nothing is checked; leave it out"
+            )
 
     def _check_impala(self) -> None:
         if self.algorithm != "impala":

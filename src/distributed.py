@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from src.cpu_utils import calm_threads
 from src.errors import PeerLost, RunError, first_line
@@ -22,6 +23,7 @@ from src.terminal import counted
 T = TypeVar("T")
 
 NETWORK_THREAD = "gloo_tcp_loop"  # what gloo calls its thread for sockets
+NO_LIMIT = timedelta(days=30)  # gloo has to be given one
 
 
 class Communicator:
@@ -138,6 +140,15 @@ def calm_network_thread() -> None:
     calm_threads(NETWORK_THREAD)
 
 
+def wait_without_limit() -> None:
+    """Let the operations of gloo's processes, which have met, take as long as they take.
+
+    For runs that somebody watches: who hangs is ended by that, who dies closes its connections. A time-out
+    would end those whose processes are slow, as when actors take minutes for an unroll, or were suspended.
+    """
+    _set_pg_timeout(NO_LIMIT)
+
+
 class Reduction:
     """Sums a minibatch's gradient and statistics over all processes when all of it is there: one
     all-reduce."""
@@ -168,7 +179,8 @@ class GlooCommunicator(Communicator):
         """Join the others, who meet at `store` (a torch.distributed store).
 
         Every operation is inside the context `around_wait`, so that others can see that this process waits.
-        Operations raise PeerLost when another process is gone or silent for `timeout_seconds`.
+        Operations raise PeerLost when another process is gone or, until `wait_without_limit`, has not come
+        for `timeout_seconds`.
         """
         self.rank = rank
         self.world_size = world_size

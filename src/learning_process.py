@@ -41,7 +41,7 @@ class Update:
 
 class LearningProcess:
     """A process's network and learner, and how far the run has come. What it learns from is for its kinds to
-    say: src/trainer.py, src/async_workers.py, src/actor_learner.py."""
+    say: src/trainer.py, src/async_workers.py, src/central_learner.py."""
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,20 +63,16 @@ def explained_variance(
     node's."""
     if communicator.num_nodes == 1:
         return metrics.explained_variance(values, returns)
-    variances = []
-    for sample in (returns.astype(np.float64), returns.astype(np.float64) - values):
-        # All processes of a node add the same numbers, on every node as many times.
-        count, total = communicator.sum_floats([sample.size, sample.sum()])
-        (squares,) = communicator.sum_floats([np.square(sample - total / count).sum()])
-        variances.append(squares / count)
-    return metrics.variance_explained(*variances)
+    samples = (returns, returns.astype(np.float64) - values)
+    found = joint_moments([moments_of(each) for each in samples], communicator)
+    return metrics.variance_explained(*(squares / count for count, _, squares in found))
 
 
 Moments = tuple[float, float, float]
 """Of numbers: how many there are, their mean, the sum of their squared deviations from it."""
 
 
-def moments_of(numbers: NDArray[np.float32]) -> Moments:
+def moments_of(numbers: NDArray[Any]) -> Moments:
     exact = numbers.astype(np.float64)
     mean = float(exact.sum()) / max(1, exact.size)
     return float(exact.size), mean, float(np.square(exact - mean).sum())

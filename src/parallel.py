@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from src.config import Config
-from src.distributed import GlooCommunicator, use_loopback
+from src.distributed import GlooCommunicator, use_loopback, wait_without_limit
 from src.run import Process, train
 from src.worker_process import Job, Link
 
@@ -26,6 +26,7 @@ def work(job: Job, link: Link) -> int:
         link.check,
         lambda size: link.shared_memory(config.parallel, size),
         root_process=job.root_process,
+        on_taken=link.has_taken,
     )
     return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
 
@@ -38,10 +39,12 @@ def meet(config: Config, link: Link, count: int) -> GlooCommunicator:
         link.share(store.port)
     else:
         store = TCPStore(HOST, link.share(), is_master=False)
-    return GlooCommunicator(
+    communicator = GlooCommunicator(
         store,
         link.rank,
         count,
         timeout_seconds=2 * config.parallel.timeout_seconds,  # who hangs is named before who waits gives up
         around_wait=link.wait_for_others,
     )
+    wait_without_limit()
+    return communicator

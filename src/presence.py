@@ -69,13 +69,22 @@ class Presence:
                 self.beats[rank] = time.monotonic()
             self.waiting[rank] = 0
 
+    def pardon(self, seconds: float) -> None:
+        """Do not hold a time against the workers in which none could run. It has ended just now."""
+        now = time.monotonic()
+        for moments in (self.beats, self.started) if seconds else ():
+            for rank, moment in enumerate(moments):
+                if moment:
+                    moments[rank] = min(now, moment + seconds)
+
     def hanging(self, timeout_seconds: float) -> list[int]:
         """Workers that should be making progress and are not. Starting one may take longer than a step."""
+        waiting = list(self.waiting)  # before the beats: who stops waiting writes its beat first
         now = time.monotonic()
         since = [beat or start for beat, start in zip(self.beats, self.started, strict=True)]
         patience = [timeout_seconds if beat else max(timeout_seconds, START_SECONDS) for beat in self.beats]
         return [
             rank
-            for rank, waits in enumerate(self.waiting)
+            for rank, waits in enumerate(waiting)
             if since[rank] and not waits and now - since[rank] > patience[rank]
         ]

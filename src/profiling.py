@@ -6,20 +6,23 @@ src/profiling_advice.py.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from src import cpu_utils
 from src.config_file import describe_validation_error
+from src.cpu_identity import cpu_flags, cpu_identity
 from src.errors import RunError, UsageError
 from src.metrics import write_json
+from src.procgen_games import procgen_game
 from src.project import PROJECT
-from src.settings import Count, DistributionMode, ModelConfig, NonNegative, PositiveFloat, Section
+from src.settings import Count, DistributionMode, EnvConfig, ModelConfig, NonNegative, PositiveFloat, Section
 
 FOLDER_VARIABLE = "RL_BENCHMARK_PROFILES"
 
@@ -27,17 +30,36 @@ Layout = Literal["channels_last", "NCHW"]
 Precision = Literal["float32", "bfloat16"]
 
 
+EnvKey = tuple[str, str, str]
+"""Id, difficulty and, as JSON, options: what the speed of an environment depends on."""
+
+
+def env_key(env: EnvConfig) -> EnvKey:
+    options = env.kwargs if procgen_game(env.id) is None else env.procgen.model_dump(exclude_defaults=True)
+    return (env.id, env.distribution_mode, json.dumps(options, sort_keys=True))
+
+
+def describe_env(key: EnvKey) -> str:
+    return " ".join(key if key[2] != "{}" else key[:2])
+
+
 class EnvironmentSpeed(Section):
     """Stepping environments, as many processes of so many threads as there are cores for."""
 
     id: str
     distribution_mode: DistributionMode
+    options: dict[str, Any]
+    """Of Procgen those that are not its defaults, of other environments their keyword arguments."""
     num_envs: Count
     """Of each process."""
     threads: Count
     seconds: PositiveFloat
     """Of one process for a step of one environment."""
     measured_at: str
+
+    @property
+    def key(self) -> EnvKey:
+        return (self.id, self.distribution_mode, json.dumps(self.options, sort_keys=True))
 
 
 class NetworkSpeed(Section):
@@ -84,6 +106,8 @@ class Network(Section):
 
 class Machine(Section):
     cpu_model: str
+    identity: str
+    """What tells processors of one name apart, as the system puts it."""
     physical_cores: int | None
     usable_cores: Count
     ram_gb: PositiveFloat
@@ -129,6 +153,8 @@ class Reached(Section):
     fps: PositiveFloat
     num_envs: Count
     n_steps: Count
+    batch_size: Count | None
+    """Samples of a minibatch, or of a batch of IMPALA; None: the whole rollout."""
     updates: Count
     """Those that count; the first one does not."""
     startup_seconds: float
@@ -160,8 +186,10 @@ class Result(Section):
 class Profile(Section):
     """All that was measured, and what follows."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     measured_at: str
+    git_commit: str | None
+    """Of this project, which measured; None without git."""
     duration_seconds: float
     host: str
     cpu_percent_of_others: float | None
@@ -188,8 +216,15 @@ class Profile(Section):
 
     @property
     def file_name(self) -> str:
-        name = self.network.name + ("" if self.precision == "float32" else f"_{self.precision}")
-        return f"{re.sub(r'[^A-Za-z0-9.-]', '-', self.host)}_{name}.json"
+        """Host, network, precision, and what sizes of the network are not the usual ones."""
+        words = [re.sub(r"[^A-Za-z0-9.-]", "-", self.host), self.network.name]
+        if self.precision != "float32":
+            words.append(self.precision)
+        sizes = self.network.model.model_dump(exclude_defaults=True, exclude={"architecture", "precision"})
+        for name, value in sizes.items():
+            widths = value if isinstance(value, tuple) else (value,)
+            words.append("-".join([name.replace("_", "-"), *map(str, widths)]))
+        return "_".join(words) + ".json"
 
 
 def profiles_folder() -> Path:
@@ -229,6 +264,10 @@ def why_not_here(profile: Profile, torch_version: str | None) -> str | None:
     machine = profile.machine
     if machine.cpu_model != now:
         return f"was made on another processor ({machine.cpu_model}; this is {now})"
+    known = ((machine.identity, cpu_identity()), (", ".join(machine.flags), ", ".join(cpu_flags())))
+    for before, here in known:
+        if before != here:
+            return f"was made on another processor of the same name ({before}; this is {here})"
     if machine.usable_cores != cores:
         return f"was made with {machine.usable_cores} usable cores; there are {cores} now"
     if machine.torch != torch_version:

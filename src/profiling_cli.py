@@ -10,17 +10,16 @@ from pathlib import Path
 
 from src.cli import exit_code
 from src.cli_flags import Parser
-from src.errors import Interrupted, UsageError
+from src.errors import EXIT_FAILED, Interrupted
 from src.profiling import profiles_folder
 from src.profiling_job import Progress, measure, reuse, save
 from src.profiling_report import describe_profile
 from src.profiling_request import (
-    configuration,
     configurations,
     environments,
     files_to_write,
     selected_pairs,
-    traced_pair,
+    traced_configuration,
 )
 from src.profiling_steps import EFFORTS
 from src.profiling_write import write_setup
@@ -28,7 +27,7 @@ from src.study import ALGORITHMS, MODES
 from src.study_process import Stop
 
 DESCRIPTION = """
-Know your machine: measure, in a minute and a half, what limits training here
+Know your machine: measure, in some two minutes, what limits training here
 and what share of it this project reaches; recommend workers, actors, threads,
 environments and microbatch. Leave the machine alone meanwhile.
 """
@@ -102,7 +101,7 @@ def make_parser() -> Parser:
         help="any setting of the configurations, for example model.hidden_size=512",
     )
     effort = parser.add_mutually_exclusive_group()
-    effort.add_argument("--quick", action="store_true", help="measure little: half a minute, less exact")
+    effort.add_argument("--quick", action="store_true", help="measure little: a minute, less exact")
     effort.add_argument("--thorough", action="store_true", help="everything three times: several minutes")
     effort.add_argument("--reuse", action="store_true", help="use the profile that is there; measure nothing")
     effort.add_argument(
@@ -147,16 +146,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def profile_machine(arguments: argparse.Namespace, folder: Path, stop: Stop, progress: Progress) -> int:
+    """Returns EXIT_FAILED if a short run failed; everything else is written all the same."""
     pairs = selected_pairs(arguments)
     configs = configurations(pairs, arguments)
-    files = files_to_write(arguments, pairs)
+    files, failed = files_to_write(arguments, pairs), False
+    envs = environments(configs[pairs[0]], arguments.env)
     if arguments.reuse:
-        path, profile = reuse(folder, configs)
+        path, profile = reuse(folder, configs, envs)
         whence = f"from {path}"
     else:
         effort = EFFORTS["quick" if arguments.quick else "thorough" if arguments.thorough else "normal"]
-        envs = environments(configs[pairs[0]], arguments.env)
         profile = measure(configs, envs, effort, folder, stop, progress)
+        failed = any(each.reached is None for each in profile.results)
         path = save(profile, configs, folder)
         whence = f"written to {path}, with .txt and .png beside it"
     progress.close()
@@ -165,21 +166,18 @@ def profile_machine(arguments: argparse.Namespace, folder: Path, stop: Stop, pro
     for target, pair in files.items():
         write_setup(target, configs[pair], setups[pair], profile, arguments.overwrite)
         print(f"{' '.join(pair)}: {target}")
-    return 0
+    return EXIT_FAILED if failed else 0
 
 
 def trace_update(arguments: argparse.Namespace, folder: Path, stop: Stop, progress: Progress) -> int:
     """Trace an update of a training script."""
     from src.profiling_trace import trace
 
-    pair = traced_pair(arguments.trace)
-    if arguments.write or arguments.algorithms or arguments.modes:
-        raise UsageError("--trace names the algorithm and mode by itself, and --write writes nothing then")
-    config = configuration(pair, arguments)
-    began = time.monotonic()
+    config = traced_configuration(arguments)
+    name, began = f"{config.algorithm} {config.mode}", time.monotonic()
 
     def show() -> None:
-        text = f"running {' '.join(pair)} until its second update is traced, {time.monotonic() - began:.0f} s"
+        text = f"running {name} until its second update is traced, {time.monotonic() - began:.0f} s"
         progress.show(0.0, text)
 
     show()

@@ -18,7 +18,7 @@ def find_profile(folder: Path, config: Config) -> tuple[Path, Profile] | str | N
     any.
 
     A profile that would say something false is never taken: one of another processor or number of cores, of
-    another torch, another network, another game.
+    another torch, another network, another game or other options of it.
     """
     fitting: list[tuple[str, Path, Profile]] = []
     reasons: list[tuple[str, str]] = []
@@ -66,7 +66,7 @@ def efficiency_of(config: Config, fps: float | None, threads: int | None) -> dic
     if not fps or threads is None:
         return {"efficiency": None, "efficiency_note": "the run has no speed"}
     try:
-        most = limit(profile, config, threads)
+        most, whole = limit(profile, config, threads), machine_limit(profile, config)
     except NotMeasured as reason:
         return {"efficiency": None, "efficiency_note": f"{shown(path)} {reason}"}
     note = None
@@ -76,9 +76,10 @@ def efficiency_of(config: Config, fps: float | None, threads: int | None) -> dic
         "efficiency": {
             "share": round(fps / most, 4),
             "limit_fps": round(most, 2),
-            "machine_limit_fps": round(machine_limit(profile, config), 2),
+            "machine_limit_fps": round(whole, 2),
             "profile": shown(path),
             "measured_at": profile.measured_at,
+            "git_commit": profile.git_commit,
         },
         "efficiency_note": note,
     }

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from src.config import Config
 from src.errors import RunError, UsageError
 from src.metrics import write_atomically
-from src.profiling import Profile, read_profile, write_profile
+from src.profiling import Profile, describe_env, env_key, read_profile, write_profile
 from src.profiling_efficiency import find_profile
 from src.profiling_report import describe_profile
 from src.profiling_request import Pair
@@ -26,6 +26,7 @@ from src.study_process import Stop
 
 LINE_SECONDS = 10.0
 RUN_WEIGHT = 0.25  # of a short run, compared with all other measurements
+BUSY = "a profile and other measurements at once would slow each other down"
 BAR = "{percentage:3.0f}%|{bar}| {desc}"
 
 
@@ -54,13 +55,21 @@ class Progress:
             self._bar = None
 
 
-def reuse(folder: Path, configs: dict[Pair, Config]) -> tuple[Path, Profile]:
-    """The profile that is there, and what it says of these configurations. Raises UsageError."""
+def reuse(folder: Path, configs: dict[Pair, Config], envs: list[EnvConfig]) -> tuple[Path, Profile]:
+    """The profile that is there, and what it says of these configurations. Raises UsageError, also if it has
+    not measured one of the environments."""
     found = find_profile(folder, next(iter(configs.values())))
     if not isinstance(found, tuple):
         why = found or f"there is no profile in {folder}"
         raise UsageError(f"--reuse: {why}; run profile_cpu.py without it")
     path, profile = found
+    known = {each.key for each in profile.environments}
+    for env in envs:
+        if env_key(env) not in known:
+            raise UsageError(
+                f"--reuse: {path} has not measured {describe_env(env_key(env))}; "
+                "run profile_cpu.py without it"
+            )
     before = {(each.algorithm, each.mode): each for each in profile.results}
     results = []
     for pair, config in configs.items():
@@ -80,8 +89,9 @@ def measure(
     stop: Stop,
     progress: Progress,
 ) -> Profile:
-    """Measure the machine, then what each script reaches on it."""
-    lock = Lock(machine_lock_path(), "a study and a profile at once would slow each other down")
+    """Measure the machine, then what each script reaches on it; where a short run fails, that is said at once
+    and nothing is known of what its script reaches."""
+    lock = Lock(machine_lock_path(), BUSY, "profile")
     lock.acquire(folder)
     try:
         load = measure_load()
@@ -106,7 +116,11 @@ def measure(
                 progress.show(share, f"a short run of {' '.join(pair)}, {seconds:.0f} s")
 
             show()
-            reached = try_out(profile, config, effort.run_seconds, stop, show)
+            reached = None
+            try:
+                reached = try_out(profile, config, effort.run_seconds, stop, show)
+            except RunError as error:
+                tqdm.write(f"warning: {error}", file=sys.stderr)
             results.append(result_of(profile, config, reached))
         seconds = profile.duration_seconds + time.perf_counter() - began
     finally:
@@ -135,11 +149,9 @@ def with_other_games(profile: Profile, before: Path) -> Profile:
         old = read_profile(before)
     except UsageError:
         return profile  # there is none, or one that a newer version of this project cannot read
-    if (old.machine.cpu_model, old.cores, old.machine.torch) != (
-        *(profile.machine.cpu_model, profile.cores),
-        profile.machine.torch,
-    ):
+    same = ("cpu_model", "identity", "flags", "usable_cores", "torch")
+    if any(getattr(old.machine, name) != getattr(profile.machine, name) for name in same):
         return profile
-    known = {(each.id, each.distribution_mode) for each in profile.environments}
-    kept = [each for each in old.environments if (each.id, each.distribution_mode) not in known]
+    known = {each.key for each in profile.environments}
+    kept = [each for each in old.environments if each.key not in known]
     return profile.model_copy(update={"environments": (*profile.environments, *kept)})

@@ -6,11 +6,11 @@ Everything here is calculated from measured times; docstrings have the formulas.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from src.config import Config
-from src.profiling import NetworkSpeed, Profile, resolved_model
+from src.profiling import NetworkSpeed, Profile, describe_env, env_key, resolved_model
 
 
 class NotMeasured(Exception):
@@ -66,15 +66,11 @@ def thread_counts(profile: Profile) -> list[int]:
 
 def env_seconds(profile: Profile, config: Config, threads: int) -> float:
     """Seconds of a process for a step of one environment of a run. Raises NotMeasured."""
-    wanted = (config.env.id, config.env.distribution_mode)
-    mine = {
-        each.threads: each.seconds
-        for each in profile.environments
-        if (each.id, each.distribution_mode) == wanted
-    }
+    wanted = env_key(config.env)
+    mine = {each.threads: each.seconds for each in profile.environments if each.key == wanted}
     if not mine:
-        known = dict.fromkeys(f"{each.id} {each.distribution_mode}" for each in profile.environments)
-        raise NotMeasured(f"has measured {', '.join(known)}, not {wanted[0]} {wanted[1]}")
+        known = dict.fromkeys(describe_env(each.key) for each in profile.environments)
+        raise NotMeasured(f"has measured {', '.join(known)}, not {describe_env(wanted)}")
     if threads not in mine:
         raise NotMeasured(f"has no measurement with {threads} threads in a process")
     return mine[threads]
@@ -186,12 +182,13 @@ def microbatch_samples(config: Config, microbatch: int, share: int) -> int:
 
 def fastest_microbatch(profile: Profile, config: Config, threads: int, processes: int) -> tuple[int, float]:
     """(microbatch size, seconds a sample for a forward and backward pass) of the fastest measured size, for
-    processes that share a minibatch."""
+    processes that share a minibatch; of sizes that come to the same, the one that says what is done."""
     seconds = learning(profile, threads)
     share = share_of_minibatch(config, processes)
-    cost: Callable[[int], float] = lambda size: at_size(seconds, microbatch_samples(config, size, share))  # noqa: E731
-    best = min(seconds, key=lambda size: (cost(size), size))
-    return best, cost(best)
+    samples = {size: microbatch_samples(config, size, share) for size in seconds}
+    cost = {size: at_size(seconds, samples[size]) for size in seconds}
+    best = min(seconds, key=lambda size: (cost[size], size != samples[size], size))
+    return best, cost[best]
 
 
 def data_parallel_fps(profile: Profile, config: Config, workers: int, threads: int) -> tuple[float, int]:

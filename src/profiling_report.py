@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from src.config import Config
-from src.profiling import NetworkSpeed, Profile, Result
+from src.profiling import NetworkSpeed, Profile, Reached, Result
 from src.profiling_advice import describe_setup
 from src.profiling_limits import NotMeasured, describe_model, passes, thread_counts
 from src.terminal import WIDTH
@@ -101,15 +101,16 @@ def facts(profile: Profile) -> Iterator[str]:
 
 def environment_lines(profile: Profile) -> Iterator[str]:
     """Steps a second of every environment: of a core, and of all with each number of threads."""
-    for name in dict.fromkeys((each.id, each.distribution_mode) for each in profile.environments):
-        mine = [each for each in profile.environments if (each.id, each.distribution_mode) == name]
+    for name in dict.fromkeys(each.key for each in profile.environments):
+        mine = [each for each in profile.environments if each.key == name]
         same = {each.threads: each for each in mine}
         one = 1 / same[1].seconds
         parts = [f"{one:,.0f} steps/s per core, {one * profile.cores:,.0f} in all"]
         if (wide := same.get(profile.cores)) is not None and profile.cores > 1:
             parts.append(f"{1 / wide.seconds:,.0f} of one process with {profile.cores} threads")
         mode = f" ({name[1]})" if name[0].startswith("procgen-") else ""
-        yield f"{name[0]}{mode}: {'; '.join(parts)}"
+        options = "" if name[2] == "{}" else f" {name[2]}"
+        yield f"{name[0]}{mode}{options}: {'; '.join(parts)}"
 
 
 def processes(profile: Profile, threads: int) -> int:
@@ -154,9 +155,9 @@ def layouts(profile: Profile) -> str:
 
 
 def precisions(profile: Profile) -> str:
-    """Whether bfloat16 is worth while here."""
+    """Whether bfloat16 is worth while here, for algorithms with as many epochs as the results have."""
     if profile.machine.peak_flops_bfloat16 is None:
-        return "float32; this CPU has no instructions for bfloat16"
+        return f"{profile.precision}; this CPU has no instructions for bfloat16"
     other = "bfloat16" if profile.precision == "float32" else "float32"
     forward = ratio(profile, "forward", other, "channels_last")
     both = ratio(profile, "forward_backward", other, "channels_last")
@@ -166,9 +167,25 @@ def precisions(profile: Profile) -> str:
         f"{other} is {forward:.2f} times as fast as {profile.precision} forward, {both:.2f} times forward "
         "and backward"
     )
-    if both < 1 + WORTH_WHILE:
+    epochs = sorted({result.epochs for result in profile.results} or {1})
+    faster = [each for each in epochs if gain(profile, forward, both, each) >= 1 + WORTH_WHILE]
+    if not faster:
         return f"{text}: not worth while here"
-    return f"{text}: --set model.precision={other} makes use of it, here and in training scripts"
+    where = "here and in training scripts"
+    if faster != epochs:
+        where = f"where a rollout is learned from {' or '.join(map(str, faster))} times, as in PPO"
+    return f"{text}: --set model.precision={other} makes use of it, {where}"
+
+
+def gain(profile: Profile, forward: float, both: float, epochs: int) -> float:
+    """How many times as fast a core makes a timestep, environment included, if passes are `forward` and
+    `both` times as fast."""
+    env = next((each.seconds for each in profile.environments if each.threads == 1), 0.0)
+    act, learn = (
+        min(passes(speeds, 1, profile.precision).values())
+        for speeds in (profile.forward, profile.forward_backward)
+    )
+    return (env + act + epochs * learn) / (env + act / forward + epochs * learn / both)
 
 
 def reductions(profile: Profile) -> Iterator[str]:
@@ -195,13 +212,15 @@ def limit_table(profile: Profile) -> Iterator[str]:
     yield textwrap.fill(
         "limit: cores / (environment + forward + epochs x forward and backward); of a sequential run, of one "
         "process with its threads; all cores: with a thread for each core, which a sequential run cannot "
-        "reach; reached: a short run of the real script with the setup below.",
+        "reach; reached: a short run of the real script with the setup and the sizes below.",
         100,
     )
 
 
 def recommended(result: Result, config: Config) -> str:
     text = f"{describe_setup(result.setup, config)}; predicted {result.setup.predicted_fps:,.0f} FPS"
+    if result.reached is not None:
+        text += f"; reached with {describe_sizes(result.reached)}"
     before, now = config.env.num_envs, result.setup.num_envs
     if now == before:
         return text
@@ -209,6 +228,12 @@ def recommended(result: Result, config: Config) -> str:
         f"{text}. The configuration has {before} environments: {now} are faster by more than 10 % or divide "
         "among the processes, and make the rollout larger, which changes what is learned from it"
     )
+
+
+def describe_sizes(reached: Reached) -> str:
+    """`rollouts of 32 x 64 steps, minibatches of 2,048`; an update on all of a rollout has none."""
+    text = f"rollouts of {reached.num_envs} x {reached.n_steps} steps"
+    return text if reached.batch_size is None else f"{text}, minibatches of {reached.batch_size:,}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -11,7 +11,7 @@ from src.config import Config
 from src.config_file import build_config, read_config_file, set_value
 from src.errors import UsageError
 from src.procgen_games import GAMES, canonical_id, procgen_game
-from src.profiling import resolved_model
+from src.profiling import env_key, resolved_model
 from src.profiling_write import pair_of_file, refuse_if_exists
 from src.project import default_config_path
 from src.settings import EnvConfig
@@ -46,19 +46,21 @@ def configuration(pair: Pair, arguments: argparse.Namespace) -> Config:
     return build_config(data, str(path))
 
 
-def configurations(pairs: Sequence[Pair], arguments: argparse.Namespace) -> dict[Pair, Config]:
-    """The configuration of every pair. Raises UsageError if they are for different networks or
-    environments."""
+def check_environments(arguments: argparse.Namespace) -> None:
+    """Raises UsageError for an environment that there is not."""
     for name in arguments.env or ():
         if name != "all":
             check_environment(name)
+
+
+def configurations(pairs: Sequence[Pair], arguments: argparse.Namespace) -> dict[Pair, Config]:
+    """The configuration of every pair. Raises UsageError if they are for different networks or
+    environments."""
+    check_environments(arguments)
     configs = {pair: configuration(pair, arguments) for pair in pairs}
     first = configs[pairs[0]]
     for pair, config in configs.items():
-        if (config.env.id, config.env.distribution_mode, resolved(config)) != (
-            *(first.env.id, first.env.distribution_mode),
-            resolved(first),
-        ):
+        if (env_key(config.env), resolved(config)) != (env_key(first.env), resolved(first)):
             raise UsageError(
                 f"{default_config_path(*pair)} has another network or environment than "
                 f"{default_config_path(*pairs[0])}: give --network and --env, or name --algorithms"
@@ -80,6 +82,8 @@ def environments(config: Config, names: Sequence[str] | None) -> list[EnvConfig]
 
 def files_to_write(arguments: argparse.Namespace, pairs: Sequence[Pair]) -> dict[Path, Pair]:
     """The configuration files that are asked for, and of which pair each is. Raises UsageError."""
+    if arguments.overwrite and not arguments.write:
+        raise UsageError("--overwrite: there is nothing to overwrite without --write")
     files = {}
     for path in arguments.write:
         refuse_if_exists(path, arguments.overwrite)
@@ -93,6 +97,17 @@ def files_to_write(arguments: argparse.Namespace, pairs: Sequence[Pair]) -> dict
             raise UsageError(f"--write {path}: --algorithms and --modes leave out {' '.join(pair)}")
         files[path] = pair
     return files
+
+
+def traced_configuration(arguments: argparse.Namespace) -> Config:
+    """What --trace runs. Raises UsageError, also for flags that would make no difference to it."""
+    pair = traced_pair(arguments.trace)
+    if arguments.write or arguments.overwrite or arguments.algorithms or arguments.modes:
+        raise UsageError("--trace names the algorithm and mode by itself, and --write writes nothing then")
+    if arguments.env and (len(arguments.env) > 1 or arguments.env[0] == "all"):
+        raise UsageError(f"--env {' '.join(arguments.env)}: --trace runs one environment")
+    check_environments(arguments)
+    return configuration(pair, arguments)
 
 
 def traced_pair(name: str) -> Pair:

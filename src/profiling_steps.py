@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from src import cpu_utils
 from src.config import Config
+from src.cpu_identity import cpu_flags, cpu_identity
 from src.measuring import Measurers
 from src.profiling import (
     EnvironmentSpeed,
@@ -22,14 +23,15 @@ from src.profiling import (
     Profile,
     ReduceSpeed,
     Startup,
+    env_key,
     host_name,
     resolved_model,
 )
 from src.profiling_efficiency import installed_torch
+from src.record import describe_software
 from src.settings import EnvConfig
 
 BENCH = "src.profiling_measurements"
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 ACTING, LEARNING = 32, 128  # sizes at which layouts and precisions are compared
 STARTUP = ("imports", "environments", "network")
 SMALL_SUM = 4096  # bytes: what a sum takes at the least
@@ -74,19 +76,6 @@ def counts_up_to(cores: int) -> list[int]:
     """1, 2, 4, ... and the cores: numbers of threads or processes that are measured."""
     doubles = [2**exponent for exponent in range(cores.bit_length()) if 2**exponent < cores]
     return [*doubles, cores]
-
-
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """Those of the processor's abilities that matter here, as the system names them; () where it does not."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return ()
-    for line in lines:
-        if line.lower().startswith(("flags", "features")):
-            named = set(line.split(":", 1)[1].split())
-            return tuple(flag for flag in CPU_FLAGS if flag in named)
-    return ()
 
 
 def plan(
@@ -137,7 +126,7 @@ def steps_with(
         return Step(f"{label}, {who}", (name, size, *how), (size, *how, effort.seconds), processes)
 
     for env in envs:
-        key = ("environment", env.id, env.distribution_mode, threads)
+        key = ("environment", *env_key(env), threads)
         arguments = (env, config.env.num_envs, threads, effort.env_seconds)
         yield Step(f"{env.id}, {who}", key, arguments, processes)
     share = max(1, config.env.num_envs // processes)
@@ -163,13 +152,13 @@ def measure_machine(
 
     Raises UsageError if environments or network cannot be made, RunError if a process dies.
     """
-    cores, flags = cpu_utils.usable_cores(), cpu_flags()
+    cores, tuned = cpu_utils.usable_cores(), config.hardware.tune_allocator
     precisions = ("float32", "bfloat16") if cpu_utils.has_bfloat16() else ("float32",)
     largest = max(*effort.acting, *effort.learning, config.env.num_envs, ACTING, LEARNING)
     began = time.perf_counter()
     values: dict[tuple[Any, ...], list[float]] = {}
     show(0.0, "starting a process for each core")
-    with Measurers(cores, BENCH, (config, largest), check_stop) as measurers:
+    with Measurers(cores, BENCH, (config, largest), check_stop, tuned) as measurers:
         facts = measurers.ask("describe")
         parameters, is_image = facts[0]["parameters"], len(facts[0]["observation_shape"]) == 3
         steps = plan(config, envs, effort, cores, precisions, parameters, is_image) * effort.rounds
@@ -185,7 +174,7 @@ def measure_machine(
         layers_of(layers),
         duration_seconds=round(time.perf_counter() - began, 1),
         cpu_percent_of_others=load_of_others,
-        machine=machine_of(medians, cores, flags),
+        machine=machine_of(medians, cores),
     )
 
 
@@ -201,13 +190,15 @@ def assemble(
     startup = {name: statistics.fmean(each["startup"][name] for each in facts) for name in STARTUP}
     return Profile(
         measured_at=now,
+        git_commit=describe_software()["git_commit"],
         host=host_name(),
         network=network_of(config, facts[0]),
         environments=tuple(
             EnvironmentSpeed(
                 id=key[1],
                 distribution_mode=key[2],
-                threads=key[3],
+                options=json.loads(key[3]),
+                threads=key[4],
                 num_envs=config.env.num_envs,
                 seconds=seconds,
                 measured_at=now,
@@ -238,14 +229,15 @@ def answers(measurers: Measurers, step: Step) -> list[float]:
     return measurers.ask_each("all_reduce", parts)
 
 
-def machine_of(medians: Mapping[tuple[Any, ...], float], cores: int, flags: tuple[str, ...]) -> Machine:
+def machine_of(medians: Mapping[tuple[Any, ...], float], cores: int) -> Machine:
     described = cpu_utils.describe_machine()
     return Machine(
         cpu_model=described["cpu_model"],
+        identity=cpu_identity(),
         physical_cores=described["physical_cores"],
         usable_cores=cores,
         ram_gb=described["ram_gb"],
-        flags=flags,
+        flags=cpu_flags(),
         torch=installed_torch() or "",
         peak_flops=medians["peak", "float32"],
         peak_flops_bfloat16=medians.get(("peak", "bfloat16")),

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ PROGRAM = (
     f"from {MODULE} import main; sys.exit(main(sys.argv[1:]))"
 )
 TRACED_CALL = 2  # the first one warms up
+SHARED_CALLS = 8  # for each worker of A3C, of a number that all draw from: some are faster than others
 ROWS = 20
 OUTSIDE = "outside of torch: environments, NumPy, Python, waiting"
 
@@ -44,14 +44,14 @@ def trace_call(owner: type, method: str, path: Path) -> None:
     `path` and a table of its operators beside it."""
     from torch.profiler import ProfilerActivity, profile
 
+    with profile(activities=[ProfilerActivity.CPU]):
+        pass  # it takes a second to start for the first time, in which others would use up A3C's updates
     original, calls = getattr(owner, method), 0
 
     def watched(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls != TRACED_CALL:
-            with profile(activities=[ProfilerActivity.CPU]) if calls < TRACED_CALL else nullcontext():
-                pass  # the profiler takes a second to start for the first time
             return original(*arguments, **options)
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             begun = time.perf_counter()
@@ -129,7 +129,7 @@ def train_on_one_node(config: Config, settings: Path, root: Path) -> int:
 
 def traced_config(config: Config) -> Config:
     """The run, just long enough that every process that is watched comes to its traced call."""
-    updates = {"a3c": 2 * TRACED_CALL}.get(config.algorithm, TRACED_CALL)
+    updates = {"a3c": SHARED_CALLS}.get(config.algorithm, TRACED_CALL)
     if config.has_actors:
         updates = config.impala.max_policy_lag + 2 * TRACED_CALL
     data = config.model_dump()
@@ -162,6 +162,8 @@ def trace(config: Config, folder: Path, stop: Stop, on_poll: Callable[[], None])
             except OSError as error:
                 raise RunError(f"cannot write {folder / name}: {error.strerror or error}") from error
             traces.append((folder / name, operator_table(found["operators"], found["seconds"])))
+    if not traces:
+        raise RunError("the traced run ended before its learner came to a second update; start it again")
     return traces
 
 

@@ -37,20 +37,30 @@ def warm_up(config: Config) -> int:
 
 def short_run(config: Config, setup: Setup, seconds: float) -> Config:
     """A run of so many seconds that differs from config's in its length and, so that there are several
-    updates, in the steps of a rollout. Its environments and processes are those of `setup`."""
+    updates, in the steps of a rollout. Its environments and processes are those of `setup`.
+
+    A rollout of PPO stays at least one minibatch long, since a smaller one would be another workload: with
+    more sums, copies and barriers to a sample. Where an update of that size takes longer than `seconds`, one
+    is counted. A batch of IMPALA is shortened with its unrolls.
+    """
     training, data = config.training, config.model_dump()
+    minibatch = training.batch_size if config.algorithm == "ppo" else None
     wanted = setup.predicted_fps * seconds
     steps, least = training.n_steps, MIN_UPDATES.get(config.algorithm, 2)
     while steps > MIN_STEPS and steps * setup.num_envs * least > wanted:
+        if minibatch is not None and steps // 2 * setup.num_envs < minibatch:
+            least = 1
+            break
         steps //= 2
-    rollout = steps * setup.num_envs
-    minibatch = min(training.batch_size or rollout, rollout) if config.algorithm == "ppo" else None
-    updates = max(least, round(wanted / rollout))
+    batch = rollout = steps * setup.num_envs
+    if config.has_actors and training.batch_size is not None:
+        batch = training.batch_size // training.n_steps * steps
+    updates = max(least, round(wanted / batch))
     settings: dict[str, int | None] = {
         **settings_of(setup, config),
         "training.n_steps": steps,
-        "training.total_timesteps": rollout * (warm_up(config) + updates),
-        "training.batch_size": minibatch,
+        "training.total_timesteps": batch * (warm_up(config) + updates),
+        "training.batch_size": batch if batch != rollout else minibatch,
         **IN_ITS_FOLDER,
     }
     for key, value in settings.items():
@@ -95,6 +105,7 @@ def read_run(folder: Path, config: Config, took: float) -> Reached:
         fps=timesteps / seconds,
         num_envs=config.env.num_envs,
         n_steps=config.training.n_steps,
+        batch_size=config.training.batch_size,
         updates=last["update"] - first["update"],
         startup_seconds=round(took - last["time/elapsed_seconds"], 2),
         shares={phase: part["share"] for phase, part in record["time_breakdown"].items()},

@@ -22,7 +22,7 @@ NAMES = {
     "impala.num_actors": "predicted to be fastest",
     "impala.num_learners": "predicted to be fastest",
     "hardware.num_threads": "of each process",
-    "hardware.microbatch_size": "the fastest that was measured",
+    "hardware.microbatch_size": "none that was measured is faster",
 }
 
 
@@ -79,7 +79,7 @@ def configuration_text(config: Config, setup: Setup, profile: Profile) -> str:
         edited = with_value(edited, key, value, comment)
     if not same(edited, wanted):  # a setting of a section within a section, or another layout
         edited = dump_config(wanted)
-    body = edited.split("\n", 1)[1] if edited.startswith("#") else edited
+    body = re.sub(r"\A(#.*\n)+", "", edited)  # the old head, which says where other values came from
     return f"{head}\n{body.rstrip()}\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import logging
 import platform
 import subprocess
 from datetime import datetime, timezone
@@ -16,6 +17,8 @@ from src.errors import RunError
 from src.metrics import EpisodeStatistics, read_rows, write_columns, write_json
 from src.profiling_efficiency import efficiency_of
 from src.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 
@@ -102,18 +105,29 @@ def write_record(folder: RunFolder, config: Config, status: str, figures: dict[s
 
 
 def write_failed_record(folder: RunFolder, config: Config) -> None:
-    """The record of a run whose main process died: what its metrics file says, null for what only it knew."""
-    rows = read_rows(folder.rows) if folder.rows.exists() else []
+    """The record of a run whose main process died, unless it has left one itself: what its metrics file says,
+    null for what only it knew. A second failure must not hide the first, so it is only said."""
+    if (folder.root / "benchmark_metrics.json").exists():
+        return
+    try:
+        rows = read_rows(folder.rows) if folder.rows.exists() else []
+        write_record(folder, config, "failed", figures_of(rows))
+    except (OSError, ValueError, RunError) as error:
+        logger.error("could not write the record of the failed run: %s", error)
+
+
+def figures_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the rows of a metrics file say of their run."""
     last = rows[-1] if rows else {}
-    elapsed = last.get("time/elapsed_seconds", 0.0)
-    figures = {
+    elapsed, timesteps = last.get("time/elapsed_seconds", 0.0), last.get("timesteps", 0)
+    return {
         "start_time": None,
         "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "duration_hours": round(elapsed / 3600, 9),
-        "total_timesteps": last.get("timesteps", 0),
+        "total_timesteps": timesteps,
         "total_updates": last.get("update", 0),
         "total_episodes": last.get("rollout/episodes", 0),
-        "average_fps": last.get("time/fps_average"),
+        "average_fps": round(timesteps / elapsed, 3) if elapsed else None,
         "final_fps": last.get("time/fps"),
         "performance": {
             **EpisodeStatistics().performance(),
@@ -129,4 +143,3 @@ def write_failed_record(folder: RunFolder, config: Config) -> None:
         "time_breakdown": None,
         "workers": [],
     }
-    write_record(folder, config, "failed", figures)

@@ -31,6 +31,8 @@ class Clock:
 
     def __init__(self) -> None:
         self.before = 0.0
+        self.update_seconds = 0.0
+        """What the last update took, one before a restart included."""
         self._started: float | None = None
 
     def start(self) -> None:
@@ -79,11 +81,11 @@ class Recorder:
         """Timesteps and seconds at the ends of updates, those of the last FINAL_FPS_SECONDS."""
         self.updates = updates
         self.saved_at = (updates, clock.elapsed())
-        self.snapshot = self._take_snapshot(clock.elapsed())
+        self.snapshot = self._take_snapshot(clock.elapsed(), clock.update_seconds)
         self.phases = mean_phases(trainer.phase_seconds)
 
-    def _take_snapshot(self, elapsed: float) -> dict[str, Any]:
-        """The content of a checkpoint of this update boundary."""
+    def _take_snapshot(self, elapsed: float, update_seconds: float) -> dict[str, Any]:
+        """The content of a checkpoint of this update boundary, to which the last update took that long."""
         return {
             "algorithm": self.config.algorithm,
             "mode": self.config.mode,
@@ -91,6 +93,7 @@ class Recorder:
             **self.trainer.state(),
             "start_time": self.start_time,
             "elapsed_seconds": elapsed,
+            "update_seconds": update_seconds,
             "peak_memory_gb": max(self.peak_before_gb, self.monitor.peak_gb),
             "episodes": self.episodes.state(),
         }
@@ -100,10 +103,10 @@ class Recorder:
         before, elapsed = self.snapshot, self.clock.elapsed()
         if self.episodes.add(update.episodes):
             self.best = before  # the parameters that acted in these episodes, or slightly older ones
-        if self.trainer.take_state:
-            self.snapshot = self._take_snapshot(elapsed)
-        counters, phases = self.trainer.counters, mean_phases(self.trainer.phase_seconds)
         last_timesteps, last_elapsed = self.boundaries[-1]
+        if self.trainer.take_state:
+            self.snapshot = self._take_snapshot(elapsed, elapsed - last_elapsed)
+        counters, phases = self.trainer.counters, mean_phases(self.trainer.phase_seconds)
         self.boundaries.append((counters.timesteps, elapsed))
         while len(self.boundaries) > 2 and self.boundaries[1][1] <= elapsed - FINAL_FPS_SECONDS:
             self.boundaries.popleft()
@@ -132,7 +135,7 @@ class Recorder:
 
     def at_the_end(self) -> None:
         """Take the state of the last boundary, which the trainer has taken."""
-        self.snapshot = self._take_snapshot(self.boundaries[-1][1])
+        self.snapshot = self._take_snapshot(self.boundaries[-1][1], self.clock.update_seconds)
 
     def save_step(self) -> Path:
         return self.save(f"step_{self.snapshot['counters']['timesteps']}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -87,3 +89,27 @@ class RewardScaler:
         self.mean = state["mean"]
         self.squared_deviations = state["squared_deviations"]
         self.returns = np.asarray(state["returns"], np.float64)
+
+
+class SharedRewardScaler(RewardScaler):
+    """One of several whose statistics are common to all, in memory that their processes share."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        gamma: float,
+        clip: float,
+        statistics: NDArray[np.float64],
+        locked: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`statistics` (3,) are count, mean and squared deviations, used in the context `locked` alone."""
+        super().__init__(num_envs, gamma, clip)
+        self.statistics = statistics
+        self.locked = locked
+
+    def observe(self, samples: NDArray[np.float64], communicator: Communicator) -> None:
+        """Merge discounted returns into what all have observed until now; this process scales by that."""
+        with self.locked():
+            self.count, self.mean, self.squared_deviations = self.statistics.tolist()
+            super().observe(samples, communicator)
+            self.statistics[:] = self.count, self.mean, self.squared_deviations

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from src import cpu_utils
@@ -56,6 +58,8 @@ class Process:
     root_process: int = field(default_factory=os.getpid)
     asked_to_stop: Callable[[], int] = lambda: 0
     """The number of the signal that asks the run to stop at its next update boundary, 0 without one."""
+    on_taken: Callable[[Path], None] = lambda root: None
+    """Told, in the main process, the folder that the run has taken: from then on it needs a record."""
 
 
 def train(
@@ -83,10 +87,13 @@ def train(
             recorder.progress.refresh(clock.elapsed())
 
     trainer = process.make_trainer(config, communicator, num_threads, heartbeat, process.rollout_memory)
-    with contextlib.closing(trainer):
+    with contextlib.closing(folder), contextlib.closing(trainer):
         checkpoint = prepare(config, folder, trainer, resume, overwrite)
+        if communicator.is_main:
+            process.on_taken(folder.root)
         if checkpoint is not None:
             clock.before = checkpoint["elapsed_seconds"]
+            clock.update_seconds = checkpoint.get("update_seconds", 0.0)  # older ones do not say it
         trainer.exchange([])
         if communicator.is_main:
             print_settings(config, budget, trainer.facts(), folder.root)
@@ -110,6 +117,9 @@ def prepare(
     """Take the run's folder, and load its newest checkpoint if it is resumed, which is returned."""
     found = None
     if resume:
+        if trainer.communicator.is_main:
+            folder.take()
+        trainer.communicator.barrier()  # from here on no other run writes there
         found = trainer.communicator.once(lambda: newest_checkpoint(folder.checkpoints, folder.stem))
     if found is not None:
         trainer.load(found[1])
@@ -143,11 +153,11 @@ def run_until_done(
     try:
         trainer.communicator.barrier()  # no worker's time begins before all are ready
         clock.start()
-        elapsed, update_seconds, taken, signal_number = clock.before, 0.0, clock.before, 0
-        while trainer.may_begin(budget, elapsed, update_seconds):
+        elapsed, taken, signal_number = clock.before, -math.inf, 0  # the first boundary is kept
+        while trainer.may_begin(budget, elapsed, clock.update_seconds):
             next_update = trainer.counters.updates + 1
             trainer.take_state = (
-                elapsed + update_seconds - taken >= due.snapshot_seconds
+                elapsed + clock.update_seconds - taken >= due.snapshot_seconds
                 or next_update % due.checkpoint_interval == 0
             )
             learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
@@ -155,7 +165,7 @@ def run_until_done(
             if recorder is not None:
                 recorder.after_update(update, learning_rate)
             now, signal_number = trainer.communicator.boundary(clock.elapsed(), process.asked_to_stop())
-            elapsed, update_seconds = now, now - elapsed
+            elapsed, clock.update_seconds = now, now - elapsed
             taken = elapsed if trainer.take_state else taken
             if signal_number:
                 break

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
+import logging
 import os
 import re
 import shutil
+import socket
 import time
 from pathlib import Path
 
@@ -13,8 +17,11 @@ from src.config_file import build_config, dump_config, read_config_file
 from src.errors import UsageError
 from src.metrics import write_atomically
 
+logger = logging.getLogger(__name__)
+
 RESULT_FILES = ("benchmark_metrics.json", "training_summary.json", "metrics.json")
 CONFIG_FILE = "config.yaml"
+LOCK_FILE = ".lock"
 CHECKPOINT_NAME = re.compile(r"[a-z0-9]+_(sequential|parallel|distributed)_(final|best|step_\d+)\.pt")
 LOG_NAME = re.compile(r"[A-Z0-9]+_(Sequential|Parallel|Distributed)")
 
@@ -30,6 +37,7 @@ class RunFolder:
         self.log_name = f"{config.algorithm.upper()}_{config.mode.capitalize()}"
         self.checkpoint_dir = config.logging.checkpoint_dir
         self.log_dir = config.logging.log_dir
+        self._lock: int | None = None
 
     @property
     def config_path(self) -> Path:
@@ -65,29 +73,54 @@ class RunFolder:
                 "--overwrite to replace it, or another --output-dir"
             )
 
+    def take(self) -> None:
+        """Have the folder for this process alone, until `close` or the end of the process.
+
+        Raises UsageError if another run has it, or if it cannot be written to.
+        """
+        if self._lock is not None:
+            return
+        path = self.root / LOCK_FILE
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                lock_or_refuse(descriptor, path)
+            except UsageError:
+                os.close(descriptor)
+                raise
+            self._lock = descriptor
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        except OSError as error:
+            raise cannot_write(error, self.root) from None
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def claim(self, config: Config, overwrite: bool) -> None:
         """Make the folder and write config.yaml; of two processes that claim one folder, the second is
         refused."""
         try:
             if self.automatic:
                 self._make_unique_root()
-            elif overwrite:
+            self.take()
+            if overwrite and not self.automatic:
                 self.clear()
             self.refuse_if_occupied()
-            for path in (self.root, self.checkpoints, self.logs):
+            for path in (self.checkpoints, self.logs):
                 path.mkdir(parents=True, exist_ok=True)
                 if not os.access(path, os.W_OK):
                     raise UsageError(f"cannot write to {path}: no permission")
             with self.config_path.open("x", encoding="utf-8") as file:
                 file.write(dump_config(with_absolute_places(config)))
-        except FileExistsError as error:
-            if error.filename != str(self.config_path):
-                raise UsageError(f"cannot write to {error.filename}: it is a file, not a folder") from None
-            raise UsageError(f"{self.root} was taken by another run just now") from None
         except OSError as error:
-            raise UsageError(
-                f"cannot write to {error.filename or self.root}: {error.strerror or error}"
-            ) from None
+            if isinstance(error, FileExistsError) and error.filename == str(self.config_path):
+                raise UsageError(f"{self.root} was taken by another run just now") from None
+            raise cannot_write(error, self.root) from None
 
     def begins_anew(self) -> bool:
         """Whether this is a run that ended before it had a checkpoint. Raises UsageError where they are
@@ -138,9 +171,39 @@ class RunFolder:
         self.config_path.unlink(missing_ok=True)
 
     def clear_results(self) -> None:
-        """Delete what states how a run ended: a run that goes on has not ended."""
+        """Delete what states how a run ended, for a run that goes on has not ended, and what one that was
+        killed had not written to its end."""
         for name in RESULT_FILES:
             (self.root / name).unlink(missing_ok=True)
+        checkpoints = "*" if self.checkpoint_dir is None else f"{self.stem}_*"
+        unfinished = itertools.chain(
+            *(self.root.glob(f".{name}.*.tmp") for name in (*RESULT_FILES, CONFIG_FILE)),
+            self.checkpoints.glob(f".{checkpoints}.pt.*.tmp"),
+            self.logs.glob(f".{self.rows.name}.*.tmp"),
+        )
+        for path in unfinished:
+            path.unlink(missing_ok=True)
+
+
+def lock_or_refuse(descriptor: int, path: Path) -> None:
+    """Lock an open file, which the system frees when this process ends, in whatever way. Raises UsageError
+    if another process has it, which says in the file who it is."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
+        raise UsageError(
+            f"{path.parent} is in use by a run that goes on ({holder}): stop it or wait for its end; "
+            f"if there is none, delete {path}"
+        ) from None
+    except OSError as error:  # a file system without locks
+        logger.warning("cannot lock %s (%s): only one run may use it", path.parent, error.strerror or error)
+
+
+def cannot_write(error: OSError, root: Path) -> UsageError:
+    """The refusal of a folder that cannot be made or written to."""
+    why = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror or error
+    return UsageError(f"cannot write to {error.filename or root}: {why}")
 
 
 def with_absolute_places(config: Config) -> Config:
@@ -157,11 +220,12 @@ def automatic_name(config: Config) -> str:
 
 
 PLACES = ("checkpoint_dir", "log_dir")
-# What a resumed run may change: how long it goes on, what it puts up with, how it is logged (not where), on
-# what hardware and network.
+# What a resumed run may change: how long it goes on, what it puts up with, how it is checked and logged (not
+# where), where its rollouts lie, on what hardware and network.
 RESUMABLE = (
     *("training.total_timesteps", "training.duration_hours", "hardware.", "logging."),
-    "impala.max_actor_restarts",
+    *("parallel.timeout_seconds", "parallel.check_every", "parallel.buffer"),  # and parallel.buffer_dir
+    *("impala.max_actor_restarts", "impala.actor_nice", "impala.check_unwritten"),
     *("cluster.master_", "cluster.timeout_seconds", "cluster.network_interface"),
 )
 

@@ -184,12 +184,14 @@ class ParallelConfig(Section):
     """Processes that step environments and learn; null: the largest number that divides the environments, one
     per usable core at the most. A sequential run has one."""
     timeout_seconds: PositiveFloat = 120.0
-    """A worker that makes no progress for so long (an environment that hangs) ends the run."""
+    """A worker that makes no progress for so long (an environment that hangs) ends the run. A time for
+    which all of it is suspended does not count."""
     check_every: Count = 100
-    """Updates between two checks that all workers hold the same parameters."""
+    """Updates between two checks that all workers hold the same parameters; not for A3C, whose
+    workers never do."""
     buffer: Literal["auto", "shared", "mmap"] = "auto"
     """Where the rollout lies. auto: in memory, shared between workers; mmap: in a file, for rollouts larger
-    than RAM."""
+    than RAM. A3C has one for each worker."""
     buffer_dir: str | None = None
     """Folder of the file of an mmap buffer; null: the system's folder for temporary files."""
 

@@ -219,7 +219,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def machine_lock() -> Lock:
-    return Lock(machine_lock_path(), "two studies at once would slow each other down")
+    return Lock(machine_lock_path(), "a study and other measurements at once would slow each other down")
 
 
 def conclude(folder: StudyFolder, outcomes: Sequence[Outcome]) -> int:

@@ -28,9 +28,9 @@ def machine_lock_path() -> Path:
 class Lock:
     """An exclusive flock on a file, which says who holds it. Of two that want it, one gets it."""
 
-    def __init__(self, path: Path, why: str) -> None:
-        """`why` begins the error of who does not get it."""
-        self.path, self.why = path, why
+    def __init__(self, path: Path, why: str, what: str = "study") -> None:
+        """`why` begins the error of who does not get it; `what` says what the holder does in its folder."""
+        self.path, self.why, self.what = path, why, what
         self.descriptor: int | None = None
         self._facts: dict[str, Any] = {}
 
@@ -54,8 +54,8 @@ class Lock:
             time.sleep(POLL_SECONDS)
         self.descriptor = descriptor
         self.note(
-            study=str(study.absolute()), pid=os.getpid(), user=_user(), host=socket.gethostname(),
-            since=time.strftime("%Y-%m-%d %H:%M:%S"),
+            what=self.what, study=str(study.absolute()), pid=os.getpid(), user=_user(),
+            host=socket.gethostname(), since=time.strftime("%Y-%m-%d %H:%M:%S"),
         )  # fmt: skip
 
     def note(self, **facts: Any) -> None:
@@ -89,9 +89,9 @@ class Lock:
         except ValueError:
             facts = {}
         if not isinstance(facts, dict) or "study" not in facts:
-            return f"another study holds {self.path}"
-        who = f"the study in {facts['study']} (pid {facts.get('pid')}, {facts.get('user')}"
-        who += f", since {facts.get('since')})"
+            return f"another program holds {self.path}"
+        who = f"the {facts.get('what', 'study')} in {facts['study']} (pid {facts.get('pid')}"
+        who += f", {facts.get('user')}, since {facts.get('since')})"
         here = facts.get("host") == socket.gethostname()
         child = facts.get("child")
         if here and child is not None and not psutil.pid_exists(facts["pid"]):

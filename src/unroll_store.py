@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +105,19 @@ class UnrollStore:
     def read_episodes(self, slot: int) -> list[Episode]:
         rows = self.episodes[slot, : int(self.num_episodes[slot])].tolist()
         return [Episode(int(step), int(env), reward, int(length)) for step, env, reward, length in rows]
+
+    def episodes_of(self, slots: Sequence[int]) -> list[Episode]:
+        """The episodes that ended in a batch, whose slots are in the order of time.
+
+        Several unrolls may be of one actor, so steps are counted from its first one in the batch on.
+        """
+        episodes: list[Episode] = []
+        unrolls: Counter[int] = Counter()
+        for slot in slots:
+            first = unrolls[self.actor_of(slot)] * self.size.n_steps
+            episodes += [each._replace(step=first + each.step) for each in self.read_episodes(slot)]
+            unrolls[self.actor_of(slot)] += 1
+        return episodes
 
     def fill_with_absurd(self, slot: int) -> None:
         """Make every cell of an unroll one that no actor writes."""

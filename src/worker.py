@@ -6,6 +6,7 @@ import contextlib
 import signal
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 # Failures, the causes before their consequences: wrong input, an error of the program, one of the run, a
@@ -21,6 +22,8 @@ class Worker:
     connection: Connection
     errors: list[tuple[str, str]] = field(default_factory=list)
     """(kind, message) of what it reported: usage, run, peer or fault."""
+    folder: Path | None = None
+    """The folder of the run, once it has taken it; only the first worker of a run does."""
     recorded: bool = False
     """Whether it came to the end of its work; the first worker has then left the record of the run."""
     exit_code: int = 0

@@ -18,12 +18,13 @@ import traceback
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from src import cpu_utils
 from src.calibration import Calibration
 from src.config import Config
-from src.errors import PeerLost, RunError, UsageError
+from src.errors import Interrupted, PeerLost, RunError, UsageError
 from src.presence import Presence
 from src.run_folder import RunFolder
 from src.settings import ParallelConfig
@@ -117,6 +118,10 @@ class Link:
         """Say how many actors had been replaced before the run was resumed."""
         self.connection.send(("replaced", actors))
 
+    def has_taken(self, root: Path) -> None:
+        """Say which folder the run has taken."""
+        self.connection.send(("taken", root))
+
     def _await_message(self) -> None:
         """Wait until the process that started this one passes something on. Raises PeerLost if another
         worker fails instead."""
@@ -137,6 +142,8 @@ def worker_main(job: Job, link: Link) -> None:
         if job.config.hardware.tune_allocator:
             cpu_utils.tune_allocator()
         connection.send(("ended", importlib.import_module(job.module).work(job, link)))
+        code = 0
+    except Interrupted:  # before the run began: there is nothing to record
         code = 0
     except UsageError as error:
         connection.send(("usage", str(error)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from multiprocessing import reduction
 from multiprocessing.connection import wait
 from typing import Any
@@ -23,6 +22,7 @@ from src.errors import Interrupted, RunError, UsageError
 from src.presence import ABORT, Presence
 from src.record import write_failed_record
 from src.run_folder import RunFolder
+from src.running_time import RunningTime
 from src.signals import StopSignal
 from src.terminal import counted
 from src.worker import KINDS, Worker, describe
@@ -98,6 +98,7 @@ class Crew:
         self.learners = job.config.learners_per_node
         """Workers of this node that learn; those behind them are actors."""
         self.presence = Presence(context, job.config.ranks_per_node)
+        self.clock = RunningTime()
         self.grace_seconds = GRACE_SECONDS if job.world is None else CLUSTER_GRACE_SECONDS
         self.workers: list[Worker] = []
         self.memory: int | None = None
@@ -149,6 +150,7 @@ class Crew:
         while alive := [worker for worker in self.workers if worker.process.is_alive()]:
             connections = [worker.connection for worker in self.workers if not worker.connection.closed]
             wait([*connections, *(worker.process.sentinel for worker in alive)], timeout=POLL_SECONDS)
+            self.presence.pardon(self.clock.suspension())
             for worker in self.workers:
                 self._receive(worker)
             self._accuse_hanging()
@@ -156,13 +158,13 @@ class Crew:
             lost = [rank for rank in failed if not self._replace(rank)]
             if lost and self.presence.stop.value != ABORT:
                 self._abort(lost)
-                deadline = time.monotonic() + self.grace_seconds
+                deadline = self.clock() + self.grace_seconds
             elif stop.received and not self.presence.stop.value:
                 self.presence.stop.value = stop.received
-                deadline = time.monotonic() + STOP_SECONDS
+                deadline = self.clock() + STOP_SECONDS
             elif self._learning_is_over():
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-            if time.monotonic() > deadline:
+                deadline = min(deadline, self.clock() + GRACE_SECONDS)
+            if self.clock() > deadline:
                 return
         for worker in self.workers:
             self._receive(worker)
@@ -239,11 +241,13 @@ class Crew:
                     for other in self.workers[1:]:
                         self._pass_memory(other)
                 elif kind == "share":
-                    for other in self.workers:
-                        if other is not worker:
+                    for other in (each for each in self.workers if each is not worker):
+                        with contextlib.suppress(OSError):  # it has gone, which is noticed elsewhere
                             other.connection.send(content)
                 elif kind == "replaced":
                     self.replaced += content
+                elif kind == "taken":
+                    worker.folder = content
                 elif kind == "ended":
                     worker.recorded, worker.exit_code = True, content
                 else:
@@ -270,9 +274,8 @@ class Crew:
             raise UsageError(message)
         first = self.workers[0]
         if kind is not None:
-            writes = self.job.world is None or self.job.world.node_rank == 0
-            if writes and not first.recorded and self.job.folder.config_path.exists():
-                write_failed_record(self.job.folder, self.config)
+            if first.folder is not None:
+                write_failed_record(RunFolder(first.folder, self.config), self.config)
             raise RunError(message)
         if stop.received and not first.recorded:
             return 128 + stop.received  # stopped before the run began

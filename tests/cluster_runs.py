@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import socket
@@ -36,10 +37,19 @@ def require_real(missing: str | None) -> None:
     pytest.skip(missing)
 
 
+PORTS = range(15_000, 30_000)  # below those that systems give to connections by themselves
+_given = itertools.count(os.getpid() * 7)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, which no connection takes before it is used, and of which this process
+    has not been told before."""
+    for number in itertools.islice(_given, len(PORTS)):
+        port = PORTS[number % len(PORTS)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def own_address() -> str:

@@ -15,7 +15,8 @@ ID = "tests.fault_env:Fault-v0"
 
 
 class FaultEnv(gymnasium.Env[np.ndarray, int]):
-    """Episodes of ten steps. At step `at` it does `fault`, in the process named `process` only."""
+    """Episodes of ten steps. At step `at` it does `fault`, in the process named `process` only;
+    `make` and `vanish` are done before."""
 
     def __init__(
         self, fault: str = "none", at: int = 20, process: str = "MainProcess", delay: float = 0.0
@@ -28,6 +29,8 @@ class FaultEnv(gymnasium.Env[np.ndarray, int]):
         self.steps = 0
         if self.fault == "make":
             raise ValueError("no such world")
+        if self.fault == "vanish":
+            os._exit(7)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)

@@ -27,7 +27,7 @@ from src.run_folder import RunFolder
 from src.slot_queue import SlotQueue
 from src.unroll_store import UnrollStore
 from src.worker_process import Job, Link
-from tests import step_env
+from tests import runs, step_env
 
 N_STEPS = 4
 
@@ -127,12 +127,20 @@ class Team:
                 thread.join(20)
         assert self.errors == []
 
-    def learn(self, updates: int, pause: float = 0.0) -> list[Seen]:
-        """Make updates; `pause` makes the learner the slow side."""
+    def wait_until_all_is_written(self) -> None:
+        """Wait until actors have written every slot that they may, as far ahead as the policy may lag."""
+        store, per_update = self.store, self.learner.batches.batch_size
+        due = len(self.seen) * per_update + store.size.slots
+        runs.wait_until(lambda: store.begun.sum() == due and all(self.presence.waiting[1:]))
+
+    def learn(self, updates: int, pause: float = 0.0, behind: bool = False) -> list[Seen]:
+        """Make updates; `pause` makes the learner slower, and `behind` one that actors always wait for."""
         real = impala.update
 
         def spy(learner: Any, rollout: Any, config: Any, number: int, columns: Any) -> Any:
             time.sleep(pause)
+            if behind:
+                self.wait_until_all_is_written()
             store, slots = self.store, columns // self.config.envs_per_process
             last = store.last_observations.reshape(-1, *rollout.spaces.observation_shape)[columns]
             names = ("observations", "actions", "log_probs", "rewards", "scaled_rewards", "bootstrap_values")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from src.errors import UsageError
 
@@ -21,11 +22,14 @@ class Bench:
     def asked_before(self) -> int:
         return self.asked
 
-    def where(self) -> tuple[int, float, float]:
-        """The process, and the times of day at which it began and ended."""
-        begun = time.time()
-        time.sleep(0.5)
-        return os.getpid(), begun, time.time()
+    def meet(self, folder: str, count: int) -> tuple[int, bool]:
+        """The process, and whether `count` of them measured at one time: each says in `folder` that it has
+        begun, and waits there for the others."""
+        place, deadline = Path(folder), time.monotonic() + 20
+        (place / str(os.getpid())).touch()
+        while len(list(place.iterdir())) < count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return os.getpid(), len(list(place.iterdir())) == count
 
     def threads(self) -> str | None:
         return os.environ.get("OMP_NUM_THREADS")

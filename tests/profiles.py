@@ -8,6 +8,7 @@ from typing import Any
 from src import cpu_utils
 from src.config import Config
 from src.config_file import build_config
+from src.cpu_identity import cpu_flags, cpu_identity
 from src.profiling import Profile, Reached, Setup
 from src.profiling_efficiency import installed_torch
 from src.profiling_results import result_of
@@ -28,15 +29,17 @@ def profile(**changes: Any) -> Profile:
     """Of this process's machine if it had 2 cores; `changes` go over its fields."""
     data: dict[str, Any] = {
         "measured_at": "2030-01-02T03:04:05+00:00",
+        "git_commit": "0123456789ab",
         "duration_seconds": 60.0,
         "host": "made-up",
         "cpu_percent_of_others": None,
         "machine": {
             "cpu_model": cpu_utils.cpu_model(),
+            "identity": cpu_identity(),
             "physical_cores": 2,
             "usable_cores": 2,
             "ram_gb": 8.0,
-            "flags": ["avx2"],
+            "flags": list(cpu_flags()),
             "torch": installed_torch(),
             "peak_flops": 1e11,
             "peak_flops_bfloat16": None,
@@ -56,6 +59,7 @@ def profile(**changes: Any) -> Profile:
             {
                 "id": ENV,
                 "distribution_mode": "easy",
+                "options": {},
                 "num_envs": 32,
                 "threads": threads,
                 "seconds": seconds,
@@ -108,7 +112,13 @@ def configured(algorithm: str = "ppo", mode: str = "sequential", **sections: Any
 def with_results() -> Profile:
     """The made-up profile with what it says of PPO, which a run has tried, and of IMPALA."""
     reached = Reached(
-        fps=200.0, num_envs=32, n_steps=16, updates=3, startup_seconds=4.0, shares={"learn": 0.9, "sync": 0.1}
+        fps=200.0,
+        num_envs=32,
+        n_steps=64,
+        batch_size=1024,
+        updates=3,
+        startup_seconds=4.0,
+        shares={"learn": 0.9, "sync": 0.1},
     )
     results = (
         result_of(profile(), configured(), reached),

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,21 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def wait_until(condition: Callable[[], bool], timeout: float = 60, what: str = "it did not come") -> None:
+    """Wait for a state that other threads or processes bring about."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} within {timeout:g} s"
+        time.sleep(0.05)
+
+
 def wait_for_rows(folder: Path, count: int, timeout: float = 60) -> None:
     """Wait until a running run has written `count` rows."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if any(path.read_text().count("\n") >= count for path in folder.glob("logs/*/metrics.jsonl")):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"no {count} rows in {folder} after {timeout} s")
+
+    def written() -> bool:
+        return any(path.read_text().count("\n") >= count for path in folder.glob("logs/*/metrics.jsonl"))
+
+    wait_until(written, timeout, f"{folder} had no {count} rows")
 
 
 def record(folder: Path) -> dict[str, Any]:

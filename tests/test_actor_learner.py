@@ -23,7 +23,7 @@ TEAMS = {
 }
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("team", TEAMS.values(), ids=TEAMS)
 def test_each_transition_is_learned_from_exactly_once(team: dict[str, Any]) -> None:
     ours = Team(**team)
@@ -39,7 +39,7 @@ def test_each_transition_is_learned_from_exactly_once(team: dict[str, Any]) -> N
     assert ours.learner.counters.timesteps == updates * unrolls * 2 * N_STEPS
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("team", TEAMS.values(), ids=TEAMS)
 def test_a_reward_that_falls_on_the_last_step_of_an_unroll_is_learned_from(team: dict[str, Any]) -> None:
     ours = Team(**team)
@@ -54,7 +54,7 @@ def test_a_reward_that_falls_on_the_last_step_of_an_unroll_is_learned_from(team:
         np.testing.assert_array_equal(each.last_observations[:, :2], each.observations[-1, :, :2])
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_every_finished_episode_is_reported_once() -> None:
     """Episodes of 6 steps in unrolls of 4, so that most of them lie in two unrolls."""
     ours = Team(2, 2, slow=1, length=6)
@@ -67,7 +67,7 @@ def test_every_finished_episode_is_reported_once() -> None:
     assert {episode.env for episode in episodes} == {0, 1, 2, 3}
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("max_policy_lag", [0, 1, 4])
 @pytest.mark.parametrize("slow", [None, 1])
 def test_no_unroll_is_older_than_the_policy_may_lag(max_policy_lag: int, slow: int | None) -> None:
@@ -83,17 +83,17 @@ def test_no_unroll_is_older_than_the_policy_may_lag(max_policy_lag: int, slow: i
         assert each.update.figures["impala/policy_lag_mean"] == pytest.approx(lags.mean())
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_with_a_slow_learner_the_lag_is_as_large_as_it_may_be() -> None:
     """Actors then work ahead until every slot is written: the bound is reached, not only kept."""
     ours = Team(2, 3)
     with ours.acting():
-        seen = ours.learn(14, pause=0.05)
-    for number, each in enumerate(seen[5:], 5):
-        assert (number - each.versions == 3).all()
+        seen = ours.learn(14, behind=True)
+    for number, each in enumerate(seen):
+        assert (number - each.versions == min(number, 3)).all()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_no_actor_gets_further_ahead_of_another_than_the_policy_may_lag() -> None:
     ours = Team(3, 2, slow=2)
     with ours.acting():
@@ -103,7 +103,7 @@ def test_no_actor_gets_further_ahead_of_another_than_the_policy_may_lag() -> Non
             assert begun.max() - begun.min() <= 2 + 1
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("max_policy_lag", [0, 3])
 def test_the_behaviour_is_that_of_the_version_which_the_unroll_says(max_policy_lag: int) -> None:
     """Stored log-probabilities are those of the parameters after as many updates as the version says."""
@@ -125,7 +125,7 @@ def test_the_behaviour_is_that_of_the_version_which_the_unroll_says(max_policy_l
     assert changed > 10
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("max_policy_lag", [0, 3])
 def test_the_value_behind_an_unroll_is_the_learners_own(max_policy_lag: int) -> None:
     ours = Team(2, max_policy_lag, length=100)  # no episode ends, so every unroll has a successor
@@ -140,7 +140,7 @@ def test_the_value_behind_an_unroll_is_the_learners_own(max_policy_lag: int) -> 
         np.testing.assert_allclose(each.bootstrap_values[-1], values.numpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_rewards_are_scaled_by_discounted_returns_that_go_on_from_unroll_to_unroll() -> None:
     ours = Team(2, 1, slow=0, normalize_rewards=True, length=6, rewarded=2)
     with ours.acting():
@@ -159,9 +159,9 @@ def test_rewards_are_scaled_by_discounted_returns_that_go_on_from_unroll_to_unro
         np.testing.assert_allclose(each.scaled_rewards, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_an_actor_that_leaves_a_cell_unwritten_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = Team(2, 1)
+    ours = Team(2, 0)
     real = ours.actors[1].collector.collect
 
     def forgetful(part: Any, number: int) -> Any:
@@ -177,7 +177,7 @@ def test_an_actor_that_leaves_a_cell_unwritten_ends_the_run(monkeypatch: pytest.
     assert len(ours.seen) == 3
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_an_unroll_older_than_allowed_is_an_error() -> None:
     ours = Team(1, 1)
     with ours.acting():

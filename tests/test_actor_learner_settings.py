@@ -95,7 +95,7 @@ def test_there_are_as_many_batches_of_slots_as_the_lag_needs(change: tuple[int, 
     assert store_size(size(*change), Spaces((3,), "float32", 2)).slots == slots
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_an_environment_that_an_actor_cannot_make_is_a_usage_error_and_leaves_nothing(tmp_path: Path) -> None:
     result = runs.run(
         SCRIPT, "--env", "tests.fault_env:Fault-v0", *STEP[2:], *of_env(fault="make", process="actor-1"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from src.cli import main
-from tests import runs
+from tests import fault_env, runs
 
 FLAGS = (
     *("--env", "CartPole-v1", "--n-steps", 8, "--gamma", 0.99, "--learning-rate", 1e-2, "--num-threads", 1),
@@ -16,7 +16,7 @@ FLAGS = (
 )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_one_worker_is_a2c(tmp_path: Path, optimizer: str) -> None:
     flags = (*FLAGS, "--num-envs", 4, "--set", f"training.optimizer={optimizer}", "--total-timesteps", 640)
@@ -33,10 +33,11 @@ def test_one_worker_is_a2c(tmp_path: Path, optimizer: str) -> None:
         assert ours["train/learning_rate"] == theirs["train/learning_rate"]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_counts_are_exact_and_no_update_is_lost_with_three_workers(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    flags = (*FLAGS, "--num-workers", 3, "--num-envs-per-worker", 2, "--output-dir", folder)
+    slow = ("--env", fault_env.ID, "--set", "env.kwargs.delay=0.004")  # so that workers take turns
+    flags = (*FLAGS, *slow, "--num-workers", 3, "--num-envs-per-worker", 2, "--output-dir", folder)
     result = runs.run("train_a3c_parallel.py", *flags, "--total-timesteps", 16 * 100 - 5)
     assert result.returncode == 0, result.stderr
     record, final, rows = runs.record(folder), runs.checkpoint(folder), runs.rows(folder)
@@ -67,6 +68,7 @@ def test_a3c_has_no_sequential_mode_and_takes_no_setting_of_ppo(
         (("--n-epochs", "3"), "A3C uses a rollout once"),
         (("--batch-size", "8"), "A3C learns from the whole rollout at once"),
         (("--num-actors", "2"), "only IMPALA has actors"),
+        (("--set", "parallel.check_every=5"), "A3C's workers never hold the same parameters"),
     ):
         arguments = [*map(str, FLAGS), "--num-workers", "1", *flags, "--output-dir", str(tmp_path / "run")]
         assert main("a3c", "parallel", False, arguments) == 2

@@ -131,6 +131,19 @@ def test_actors_of_several_nodes_share_the_environments_of_all() -> None:
         apply_actors({"env": {"num_envs": 64}}, flags, num_nodes=3)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1_000_000", 1_000_000),
+        ("2.5e3", 2500),
+        ("9007199254740993", 2**53 + 1),  # which no float is
+        ("9223372036854775807", 2**63 - 1),
+    ],
+)
+def test_whole_numbers_are_read_exactly(text: str, value: int) -> None:
+    assert resolve("--seed", text).training.seed == value
+
+
 def test_set_reads_yaml_and_goes_over_flags() -> None:
     config = resolve(
         "--gamma", "0.5", "--set", "training.gamma=0.75", "--set", "model.impala_channels=[8, 16]"

@@ -7,7 +7,6 @@ import contextlib
 import resource
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,10 +24,10 @@ from src.cluster_split import hear
 from src.config import Config
 from src.config_file import build_config
 from src.errors import UsageError
-from tests import cluster_runs
+from tests import cluster_runs, runs
 from tests.test_cluster_watch import meet_all
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def ppo(**logging: Any) -> Config:
@@ -216,22 +215,15 @@ def is_taken(port: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.1)
-
-
 def test_the_process_that_tells_the_split_ends_with_the_one_that_started_it() -> None:
     address, port = cluster_runs.own_address(), cluster_runs.free_port()
     process = cluster_runs.start([sys.executable, "-c", WAITS_FOR_NODE_1, address, str(port)])
     children: list[psutil.Process] = []
     try:
-        wait_until(lambda: is_taken(port), 40)
+        runs.wait_until(lambda: is_taken(port))
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-        assert psutil.wait_procs(children, timeout=10)[1] == []
+        assert psutil.wait_procs(children, timeout=30)[1] == []
         assert not is_taken(port)
     finally:
         process.kill()

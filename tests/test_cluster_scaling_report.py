@@ -82,7 +82,7 @@ def test_costs_are_what_a_core_alone_does_not_pay() -> None:
     prediction = predict(A2C, 2, 1, NET, COMPUTING, MACHINE)
     found = costs(prediction, ideal_learn=prediction.parts["learn"] - 0.002)
     assert found["small shares"] == pytest.approx(0.002)
-    assert found["latency, network"] == pytest.approx(10 * 2 * 1e-3)
+    assert found["latency, network"] == pytest.approx(7 * 2 * 1e-3)
     assert largest_cost(prediction, LEARN) == "hops between nodes"
     assert costs(prediction, ideal_learn=1.0)["small shares"] == 0.0
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests import runs
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 CLUSTER = runs.PROJECT / "cluster"
 QSTAT = """\
@@ -155,21 +155,21 @@ class Pbs:
     def run(self, code: int, **given: object) -> str:
         """Run the job to its end; returns what it printed on stderr."""
         job = self.start(**given)
-        _, errors = job.communicate(timeout=30)
+        _, errors = job.communicate(timeout=60)
         assert job.returncode == code, errors
         return errors
 
 
 def test_a_pbs_job_at_its_limit_is_submitted_again_with_all_that_it_was_given(tmp_path: Path) -> None:
-    pbs = Pbs(tmp_path, 'exec sleep "$LONG"', walltime="00:00:03")
+    pbs = Pbs(tmp_path, 'exec sleep "$LONG"', walltime="00:00:08")
     given = {
-        "OUTPUT": pbs.output, "PYTHON": "/opt/my python", "REMOTE": "rsh -x", "MARGIN": 1,
+        "OUTPUT": pbs.output, "PYTHON": "/opt/my python", "REMOTE": "rsh -x", "MARGIN": 2,
         "SCRIPT": "train_a2c_distributed.py", "FLAGS": "--set model.mlp_sizes=[8,8] --env *",
     }  # fmt: skip
     pbs.run(143, LONG=30, **given)
     settings = pbs.output / "pbs_settings"
     assert pbs.submitted.read_text().splitlines() == [
-        *("-l", "select=2:ncpus=8:mem=4gb", "-l", "place=free", "-l", "walltime=00:00:03"),
+        *("-l", "select=2:ncpus=8:mem=4gb", "-l", "place=free", "-l", "walltime=00:00:08"),
         *("-A", "lab", "-q", "long", "-N", "rl-cluster", "-v", f"SETTINGS={settings}", "cluster/pbs.sh"),
     ]
     started = [

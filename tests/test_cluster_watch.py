@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,22 +18,26 @@ from src.cluster import World
 from src.cluster_join import meet, turn_away
 from src.cluster_watch import Starter, Watch, run_bounded
 from src.errors import Interrupted, PeerLost, RunError, UsageError
+from tests import runs
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 WORLD = World("hand", num_nodes=3, node_rank=0, num_workers=1, local_rank=0, master_addr="x", master_port=1)
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soon, but later than a thread may be that others keep from its core."""
     monkeypatch.setattr(cluster_watch, "INTERVAL_SECONDS", 0.05)
-    monkeypatch.setattr(cluster_watch, "SILENT_SECONDS", 0.6)
-    monkeypatch.setattr(cluster_watch, "JUDGE_SECONDS", 2.0)
+    monkeypatch.setattr(cluster_watch, "SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(cluster_watch, "JUDGE_SECONDS", 4.0)
     monkeypatch.setattr(cluster_watch, "STOP_SECONDS", 0.3)
 
 
 @pytest.fixture
 def ranks() -> Iterator[Callable[..., list[Watch]]]:
+    """Makes three ranks, none of which may accuse itself unless its starter says what happens then."""
     made: list[Watch] = []
+    accused: list[str] = []
 
     def make(timeout_seconds: float = 30.0, **starters: Starter) -> list[Watch]:
         store = HashStore()
@@ -42,19 +47,22 @@ def ranks() -> Iterator[Callable[..., list[Watch]]]:
         for rank in range(3):
             world, names = replace(WORLD, node_rank=rank), [f"rank {each} on h{each}" for each in range(3)]
             starter = starters.get(f"rank_{rank}", Starter())
+            if starter.on_hang is Starter.on_hang:  # which would end the tests
+                starter = replace(starter, on_hang=accused.append)
             made.append(Watch(lambda: store, world, names, timeout_seconds, starter))
         return made
 
     yield make
     for watch in made:
         watch._closed.set()
+    assert accused == []
 
 
 def ends(watches: list[Watch]) -> list[Exception]:
     """What each rank is ended by, when all of them check again and again."""
 
     def work(watch: Watch) -> Exception:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 40
         while time.monotonic() < deadline:
             try:
                 watch.check()
@@ -110,16 +118,14 @@ def test_a_rank_that_was_killed_is_named_once_a_connection_breaks(ranks: Callabl
 
 
 def test_a_silent_rank_is_noticed_by_the_clock(ranks: Callable[..., list[Watch]]) -> None:
-    watches = ranks(timeout_seconds=1.0)
-    started = time.monotonic()
+    watches = ranks(timeout_seconds=3.0)
     kill(watches[2])
     for error in ends(watches[:2]):
         assert "rank 2 on h2 is gone" in str(error)
-    assert time.monotonic() - started < 1.0 + 4
 
 
 def test_rank_0_is_named_by_the_others_when_it_is_silent(ranks: Callable[..., list[Watch]]) -> None:
-    watches = ranks(timeout_seconds=1.0)
+    watches = ranks(timeout_seconds=3.0)
     kill(watches[0])
     for error in ends(watches[1:]):
         assert isinstance(error, PeerLost)
@@ -143,28 +149,34 @@ def test_a_failure_outweighs_the_signals_that_a_launcher_sends_to_the_rest(
 
 def test_a_main_thread_that_hangs_is_accused_by_its_own_rank(ranks: Callable[..., list[Watch]]) -> None:
     said: list[str] = []
-    watches = ranks(timeout_seconds=0.8, rank_1=Starter(on_hang=said.append))
+    watches = ranks(timeout_seconds=3.0, rank_1=Starter(on_hang=said.append))
     watches[1].check()  # the last sign of its main thread
     for error in ends([watches[0], watches[2]]):
-        assert str(error) == "rank 1 on h1: made no progress for 0.8 s (cluster.timeout_seconds)"
-    time.sleep(1.0)
-    assert said[0] == "made no progress for 0.8 s (cluster.timeout_seconds)"
+        assert str(error) == "rank 1 on h1: made no progress for 3 s (cluster.timeout_seconds)"
+    runs.wait_until(lambda: bool(said))
+    assert said[0] == "made no progress for 3 s (cluster.timeout_seconds)"
 
 
 def test_who_waits_does_not_hang(ranks: Callable[..., list[Watch]]) -> None:
+    """However long ago its last progress was: its background thread looks again and again, and is content."""
     said: list[str] = []
-    watches = ranks(timeout_seconds=0.5, rank_1=Starter(on_hang=said.append))
-    watches[1].check()
-    with watches[1].waiting():
-        time.sleep(1.0)
+    rank = ranks(rank_1=Starter(on_hang=said.append))[1]
+
+    def looked() -> int:
+        return int(rank.own_store.get("beat/1"))
+
+    with rank.waiting():
+        rank.progress = time.monotonic() - 1000.0
+        before = looked()
+        runs.wait_until(lambda: looked() > before + 3)
+    assert rank.own_store.get("left/1") == b""
     assert said == []
 
 
 def test_an_answer_that_does_not_come_is_given_up() -> None:
-    started = time.monotonic()
-    assert isinstance(run_bounded(lambda: time.sleep(5), 0.2), TimeoutError)
-    assert time.monotonic() - started < 2
-    assert run_bounded(lambda: 7, 2) == 7
+    never = threading.Event()
+    assert isinstance(run_bounded(lambda: never.wait(30), 0.2), TimeoutError)
+    assert run_bounded(lambda: 7, 20) == 7
 
 
 def meet_all(*told: tuple[World, dict[str, Any]]) -> list[Any]:
@@ -180,7 +192,7 @@ def meet_all(*told: tuple[World, dict[str, Any]]) -> list[Any]:
         return [future.result() for future in [pool.submit(one, *each) for each in told]]
 
 
-def test_ranks_that_meet_know_all_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_meet_know_all_names() -> None:
     names = meet_all(*((replace(WORLD, node_rank=rank), {"x": 1}) for rank in range(3)))
     assert names[0] == names[1] == names[2]
     assert [name.split(" on ")[0] for name in names[0]] == ["rank 0", "rank 1", "rank 2"]

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from src.distributed import NETWORK_THREAD, Communicator, GlooCommunicator, use_loopback
 from src.errors import PeerLost, RunError
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 
 
 def rank_main(rank: int, port: int, what: str, results: Any) -> None:

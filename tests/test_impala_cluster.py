@@ -36,10 +36,10 @@ from src.slot_queue import SlotQueue
 from src.worker import Worker
 from src.worker_process import Job, Link
 from src.workers import Crew
-from tests import cluster_runs, step_env
+from tests import cluster_runs, runs, step_env
 from tests.conftest import ThreadCommunicator
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 N_STEPS, ENVS = 4, 8
 
 
@@ -176,6 +176,19 @@ class Cluster:
                 self.updates.append(made[0])
                 self.parameters.append([each.learner.parameters.detach().clone() for each in self.learners])
 
+    def wait_until_all_is_written(self) -> None:
+        """Wait until every actor has worked ahead as far as it may."""
+
+        def written() -> bool:
+            return all(
+                node.learners[0].store.begun.sum() == due and all(node.presence.waiting[-actors:])
+                for node in self.nodes
+            )
+
+        actors, lag = self.config.actors_per_node, self.config.impala.max_policy_lag
+        due = (len(self.updates) + lag + 1) * self.nodes[0].learners[0].batches.batch_size
+        runs.wait_until(written)
+
     def _look(self, rank: Rank, rollout: Any, number: int, columns: Any) -> None:
         if rank.local_rank:
             return
@@ -257,9 +270,9 @@ def test_figures_are_those_of_all_nodes_and_processes_are_called_by_their_hosts(
     cluster = Cluster(2, 2, lag=2)
     cluster.nodes[0].learners[0].batches.replaced, cluster.nodes[1].learners[0].batches.replaced = 1, 2
     with cluster.acting():
-        cluster.learn(2)
-        time.sleep(0.5)  # so that every actor works ahead as far as it may
         cluster.learn(4)
+        cluster.wait_until_all_is_written()
+        cluster.learn(2)  # the second of which is of unrolls that were written before the first
     first, second = (node.learners[0] for node in cluster.nodes)
     figures = cluster.updates[-1].figures
     lags = [*first.lags.tolist(), *second.lags.tolist()]

@@ -9,6 +9,8 @@ actors, and the paper's.
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,36 @@ def test_the_command_in_a_file_is_one_that_exists(path: Path) -> None:
         assert f'"{config.algorithm}", "{config.mode}"' in (runs.PROJECT / script).read_text(encoding="utf-8")
 
 
+def head_of(path: Path) -> str:
+    """The comment that a file begins with, without its line breaks."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return " ".join(line.removeprefix("#").strip() for line in comment)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_file_says_in_its_head_where_its_values_come_from(path: Path) -> None:
+    _, said, origin = head_of(path).partition("Where the values come from: ")
+    assert said and origin
+    for name in re.findall(r"(?:config|docs)/[\w.]+", origin):
+        assert (runs.PROJECT / name.rstrip(".")).exists(), name
+
+
+def test_what_heads_say_of_the_default_files_of_ppo_is_so() -> None:
+    for stem, parts in (("ppo_sequential", 4), ("ppo_parallel", 2), ("ppo_cpu_cluster", 2)):
+        config = read(stem)
+        assert config.timesteps_per_update == parts * (config.training.batch_size or 0)
+        words = {4: "minibatches of a quarter of the rollout", 2: "minibatches of half the rollout"}[parts]
+        assert words in head_of(FOLDER / f"{stem}.yaml")
+    assert read("ppo_cpu_cluster").timesteps_per_update == 64 * 256
+    paper = flat_settings(read("ppo_sequential_paper"))
+    for stem in ("ppo_sequential", "ppo_parallel", "ppo_cpu_cluster", "ppo_sequential_highend"):
+        ours = flat_settings(read(stem))
+        same = ("learning_rate", "gamma", "gae_lambda", "clip_range", "vf_coef", "ent_coef", "max_grad_norm")
+        assert all(ours[f"training.{key}"] == paper[f"training.{key}"] for key in same)
+        assert (ours["training.n_epochs"], ours["training.clip_value_loss"]) == (4, False)
+
+
 # --- That they train ---
 
 
@@ -168,7 +200,7 @@ def check(folder: Path, config: Config) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "stem",
     [
@@ -185,7 +217,7 @@ def test_a_sequential_file_trains(tmp_path: Path, stem: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("stem", ["a2c_parallel_highend", "impala_parallel_ryzen7", "ppo_parallel_paper"])
 def test_a_parallel_file_trains(tmp_path: Path, stem: str) -> None:
     config = read(stem)

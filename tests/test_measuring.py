@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from src.measuring import Measurers
 
 BENCH = "tests.measuring_bench"
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 def measurers(count: int = 2, check_stop: Callable[[], None] = lambda: None, **options: float) -> Measurers:
@@ -38,12 +39,11 @@ def test_every_process_answers_and_keeps_what_it_made() -> None:
         assert asked.ask("asked_before") == [3, 2]
 
 
-def test_they_measure_at_the_same_time_in_processes_of_their_own() -> None:
+def test_they_measure_at_the_same_time_in_processes_of_their_own(tmp_path: Path) -> None:
     with measurers() as asked:
-        asked.ask("times", 1)
-        (first, first_begun, first_ended), (second, second_begun, second_ended) = asked.ask("where")
+        (first, first_met), (second, second_met) = asked.ask("meet", str(tmp_path), 2)
     assert len({first, second, os.getpid()}) == 3
-    assert max(first_begun, second_begun) < min(first_ended, second_ended)
+    assert first_met and second_met
 
 
 def test_each_has_one_thread() -> None:
@@ -75,9 +75,11 @@ def test_a_process_that_has_died_cannot_be_asked_again() -> None:
 
 
 def test_one_that_hangs_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "ANSWER_SECONDS", 0.5)
-    with measurers(1) as asked, pytest.raises(RunError, match="measuring hang took too long; try another"):
-        asked.ask("hang")
+    with measurers(1) as asked:
+        asked.ask("times", 1)  # so that it has begun
+        monkeypatch.setattr(measuring, "ANSWER_SECONDS", 0.5)
+        with pytest.raises(RunError, match="measuring hang took too long; try another"):
+            asked.ask("hang")
 
 
 def test_all_answers_together_have_a_limit() -> None:

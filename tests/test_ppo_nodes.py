@@ -84,7 +84,7 @@ def test_ppo_takes_a_sum_for_each_step_and_over_nodes_one_for_the_advantages_of_
     rollout = random_rollout(7, 6)  # 42 samples: minibatches of 10, 10, 10, 10 and 2
     alone_figures, alone = update_of(ppo, config, rollout, 1)(Communicator())
     found = run_ranks(nodes * per_node, update_of(ppo, config, rollout, nodes))
-    explained_variance = [2, 1, 2, 1]  # number and sum, squared deviations: of the returns, of the errors
+    explained_variance = [nodes * 2 * MOMENTS]  # of the returns and of the errors
     step = len(alone) + len(ppo.STATISTICS)
     epoch = [nodes * 5 * MOMENTS, *[step] * 5]
     expected = [step] * 15 if nodes == 1 else explained_variance + epoch * 3

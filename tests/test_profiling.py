@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from src import cpu_utils
+from src.cpu_identity import cpu_flags, cpu_identity
 from src.errors import UsageError
 from src.profiling import (
     FOLDER_VARIABLE,
@@ -21,7 +22,6 @@ from src.profiling import (
 )
 from src.profiling_efficiency import efficiency_of, find_profile, installed_torch
 from src.profiling_job import with_other_games
-from src.profiling_steps import cpu_flags
 from src.settings import ModelConfig
 from tests import runs
 from tests.profiles import ENV, configured, profile, with_results
@@ -46,6 +46,16 @@ def test_the_file_of_a_profile_names_machine_network_and_precision() -> None:
         update={"network": profile().network.model_copy(update={"model": ModelConfig(precision="bfloat16")})}
     )
     assert odd.file_name == "node-7-b_nature_bfloat16.json"
+
+
+def test_networks_of_other_sizes_have_files_of_their_own() -> None:
+    def name(**sizes: Any) -> str:
+        network = profile().network.model_copy(update={"model": ModelConfig(**sizes)})
+        return profile().model_copy(update={"network": network}).file_name
+
+    assert name(hidden_size=512) == "made-up_nature_hidden-size-512.json"
+    assert name(impala_channels=(4, 8)) == "made-up_nature_impala-channels-4-8.json"
+    assert name(hidden_size=256) == "made-up_nature.json"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 1}', "\xff\xfe"])
@@ -75,8 +85,11 @@ def test_games_of_an_earlier_profile_are_kept_unless_the_machine_is_another(tmp_
         (ENV, 0.08e-3),
         ("procgen-maze-v0", 1.0),
     ]
-    machine = profile().machine.model_copy(update={"usable_cores": 4})
-    assert len(with_other_games(profile().model_copy(update={"machine": machine}), path).environments) == 2
+    for change in ({"usable_cores": 4}, {"identity": "another"}, {"flags": ("sve",)}, {"torch": "1.0"}):
+        machine = profile().machine.model_copy(update=change)
+        assert (
+            len(with_other_games(profile().model_copy(update={"machine": machine}), path).environments) == 2
+        )
     assert with_other_games(profile(), tmp_path / "none.json") == profile()
 
 
@@ -84,6 +97,8 @@ def test_games_of_an_earlier_profile_are_kept_unless_the_machine_is_another(tmp_
     ("change", "words"),
     [
         ({"cpu_model": "Another CPU"}, r"another processor \(Another CPU; this is"),
+        ({"identity": "cpu family 1"}, r"another processor of the same name \(cpu family 1; this is"),
+        ({"flags": ["sve"]}, r"another processor of the same name \(sve; this is"),
         ({"usable_cores": 64}, "64 usable cores; there are 2 now"),
         ({"torch": "1.0"}, "torch 1.0; this is"),
     ],
@@ -116,6 +131,19 @@ def test_the_flags_of_the_processor_are_those_that_matter(tmp_path: Path) -> Non
     cpuinfo.write_text("processor: 0\nflags\t\t: fpu avx2 avx512f avx512_bf16 lm\n")
     assert cpu_flags(cpuinfo) == ("avx2", "avx512f", "avx512_bf16")
     assert cpu_flags(tmp_path / "none") == ()
+    cpuinfo.write_text("processor: 0\nFeatures\t: fp asimd sve\n\nprocessor: 1\nFeatures\t: fp bf16\n")
+    assert cpu_flags(cpuinfo) == ("asimd", "sve")
+
+
+def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(
+        "processor : 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
+    )
+    assert cpu_identity(cpuinfo) == "cpu family 25, model 17, stepping 1"
+    cpuinfo.write_text("processor : 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\nCPU revision\t: 1\n")
+    assert cpu_identity(cpuinfo) == "CPU implementer 0x41, CPU part 0xd0c, CPU revision 1"
+    assert cpu_identity(tmp_path / "none") == ""
 
 
 def test_a_networks_settings_are_those_that_it_uses() -> None:

@@ -13,7 +13,7 @@ from src.console import print_summary
 from src.profiling import FOLDER_VARIABLE, Profile, profiles_folder, write_profile
 from src.profiling_efficiency import efficiency_of
 from tests import runs
-from tests.profiles import configured, profile
+from tests.profiles import configured, passes, profile
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,7 @@ def test_efficiency_is_the_speed_over_the_limit_of_the_runs_own_mode_and_threads
             "machine_limit_fps": round(whole, 2),
             "profile": str(path),
             "measured_at": "2030-01-02T03:04:05+00:00",
+            "git_commit": "0123456789ab",
         },
         "efficiency_note": None,
     }
@@ -48,6 +49,11 @@ def test_without_a_profile_nothing_is_said() -> None:
 def test_what_a_profile_does_not_know_is_said() -> None:
     write_profile(profile(), profiles_folder())
     assert "3 threads" in efficiency_of(configured(), 100.0, 3)["efficiency_note"]
+    plain = configured(env={"procgen": {"use_backgrounds": False}})
+    note = efficiency_of(plain, 100.0, 2)["efficiency_note"]
+    assert note.endswith(
+        'has measured procgen-coinrun-v0 easy, not procgen-coinrun-v0 easy {"use_backgrounds": false}'
+    )
     maze = configured(env={"id": "maze"})
     assert "not procgen-maze-v0 easy" in efficiency_of(maze, 100.0, 2)["efficiency_note"]
     assert efficiency_of(configured(), None, None)["efficiency"] is None
@@ -55,6 +61,17 @@ def test_what_a_profile_does_not_know_is_said() -> None:
     found = efficiency_of(cut, 100.0, 2)
     assert found["efficiency"] is not None
     assert "target_kl" in found["efficiency_note"]
+
+
+def test_a_profile_that_was_cut_does_not_cost_a_run_its_record() -> None:
+    """It knows the passes of two threads, which the run has, and not those that the whole machine makes."""
+    cut = profile(
+        forward=passes("float32", {2: {32: 0.22}}), forward_backward=passes("float32", {2: {128: 0.7}})
+    )
+    write_profile(cut, profiles_folder())
+    found = efficiency_of(configured(), 100.0, 2)
+    assert found["efficiency"] is None
+    assert "has no measurement with 1 threads" in found["efficiency_note"]
 
 
 def train(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:

@@ -14,6 +14,7 @@ from src.profiling_limits import (
     at_size,
     best_times,
     data_parallel_fps,
+    fastest_microbatch,
     limit,
     machine_limit,
     reduce_seconds,
@@ -60,6 +61,10 @@ def test_a_profile_is_refused_for_another_network_game_difficulty_or_several_mac
         ("measured procgen-coinrun-v0 easy, not procgen-starpilot-v0 easy", {"env": {"id": "starpilot"}}),
         ("not procgen-coinrun-v0 hard", {"env": {"distribution_mode": "hard"}}),
         ("of one machine", {"mode": "distributed"}),
+        (
+            'not procgen-coinrun-v0 easy {"use_backgrounds": false}',
+            {"env": {"procgen": {"use_backgrounds": False}}},
+        ),
     ]
     for words, changes in cases:
         assert words in str(why_not_for(profile(), configured(**changes)))
@@ -123,6 +128,18 @@ def test_a_microbatch_is_not_larger_than_a_workers_share() -> None:
     fps, microbatch = data_parallel_fps(profile(), config, 2, 1)
     seconds = (0.1e-3 + 0.4e-3 + 4 * 2.2e-3) / 2 + 32 * 0.002 / 512
     assert (fps, microbatch) == (pytest.approx(1 / seconds), 64)
+
+
+def test_of_microbatches_that_come_to_the_same_that_is_named_which_is_done() -> None:
+    # Unrolls of 128 steps: every microbatch of at most 128 samples is one column of 128.
+    speeds = profile(forward_backward=passes("float32", {1: {32: 2.0, 64: 1.1, 128: 1.0, 256: 1.2}}))
+    config = configured("impala")
+    assert fastest_microbatch(speeds, config, 1, 1) == (128, pytest.approx(1.0e-3))
+    short = configured("impala", training={"n_steps": 16})
+    assert fastest_microbatch(speeds, short, 1, 1) == (128, pytest.approx(1.0e-3))
+    # A share of 16 samples is smaller than all of them.
+    tiny = configured("a2c", env={"num_envs": 16}, training={"n_steps": 1})
+    assert fastest_microbatch(speeds, tiny, 1, 1) == (32, pytest.approx(4.0e-3))
 
 
 # --- Recommendations ---

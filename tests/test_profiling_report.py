@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from src.profiling import Profile
 from src.profiling_figure import draw_roofline
-from src.profiling_report import describe_profile
+from src.profiling_report import describe_profile, precisions
 from src.profiling_steps import EFFORTS, counts_up_to, plan
 from src.profiling_trials import read_run, short_run
 from src.report import save_figure
@@ -30,7 +31,7 @@ def test_the_plan_measures_every_size_with_every_number_of_threads_and_all_cores
     steps = plan(config, [config.env], EFFORTS["quick"], 4, ("float32", "bfloat16"), 1000, True)
     found = {(step.key, step.count) for step in steps}
     for threads, processes in ((1, 4), (2, 2), (4, 1)):
-        assert (("environment", ENV, "easy", threads), processes) in found
+        assert (("environment", ENV, "easy", "{}", threads), processes) in found
         for size in (16, 32):
             assert (("forward", size, threads, "channels_last", "float32"), processes) in found
         for size in (64, 128):
@@ -53,6 +54,30 @@ def test_a_short_run_is_the_recommended_one_with_shorter_rollouts() -> None:
     assert (short.parallel.num_workers, short.hardware.num_threads) == (2, 1)
     assert (short.hardware.microbatch_size, short.training.n_epochs) == (64, 4)
     assert (short.env.num_envs, short.training.duration_hours) == (32, None)
+
+
+def test_a_short_run_of_ppo_keeps_a_whole_minibatch_however_long_it_takes() -> None:
+    config = configured(mode="parallel")
+    short = short_run(config, setup(predicted_fps=210.0), 3.0)
+    # 630 timesteps are less than a minibatch, which is 32 environments x 32 steps; one update is counted.
+    assert (short.training.n_steps, short.training.batch_size) == (32, 1024)
+    assert short.training.total_timesteps == (1 + 1) * 1024
+    wide = short_run(config, setup(predicted_fps=210.0, num_envs=64), 3.0)
+    assert (wide.training.n_steps, wide.training.batch_size) == (16, 1024)
+    whole = short_run(configured(training={"batch_size": 4096}), setup(processes=1, predicted_fps=210.0), 3.0)
+    assert (whole.training.n_steps, whole.training.batch_size) == (128, 4096)
+
+
+def test_a_short_run_of_actors_has_batches_of_as_many_unrolls() -> None:
+    config = configured("impala", "parallel", training={"n_steps": 16, "batch_size": 256})
+    lag = config.impala.max_policy_lag
+    same = short_run(config, setup(learners=1, predicted_fps=1024.0), 1.0)
+    assert (same.training.n_steps, same.training.batch_size) == (16, 256)
+    assert same.training.total_timesteps == 256 * (lag + 2 + 4)
+    short = short_run(config, setup(learners=1, predicted_fps=100.0), 1.0)
+    # Unrolls of 8 steps by 16 environments of an actor: one of them is a batch, as before.
+    assert (short.training.n_steps, short.training.batch_size) == (8, 128)
+    assert short.training.total_timesteps == 128 * (lag + 2 + 2)
 
 
 def test_a_short_run_leaves_nothing_outside_its_folder() -> None:
@@ -85,6 +110,7 @@ def test_the_speed_of_a_short_run_is_that_after_its_first_update(tmp_path: Path)
     reached = read_run(tmp_path, configured(), took=9.0)
     assert reached.fps == pytest.approx(200 / 2.5)
     assert (reached.updates, reached.startup_seconds, reached.shares) == (2, 1.5, {"learn": 0.8})
+    assert (reached.num_envs, reached.n_steps, reached.batch_size) == (32, 128, 1024)
 
 
 def test_the_text_has_limit_share_bottleneck_and_recommendation() -> None:
@@ -100,22 +126,41 @@ def test_the_text_has_limit_share_bottleneck_and_recommendation() -> None:
     assert "this CPU has no instructions for bfloat16" in text
     assert "learning: forward and backward passes of 4 epochs" in text
     assert "2 actors, 2 learners, 1 thread each, 32 environments, microbatches of 128" in text
+    assert "reached with rollouts of 32 x 64 steps, minibatches of 1,024" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 110
 
 
-def test_another_precision_is_offered_only_where_it_is_faster() -> None:
-    def text(milliseconds: float) -> str:
-        speeds = passes("float32", {1: {128: 1.0}, 2: {128: 1.0}})
-        other = passes("bfloat16", {1: {128: milliseconds}})
-        forward = passes("float32", {1: {32: 1.0}, 2: {32: 1.0}}) + passes("bfloat16", {1: {32: 0.9}})
-        machine = profile().machine.model_dump(mode="json") | {"peak_flops_bfloat16": 2e11}
-        return describe_profile(
-            profile(forward=forward, forward_backward=[*speeds, *other], machine=machine), {}
-        )
+def with_bfloat16(acting: float, learning: float) -> Profile:
+    """Milliseconds a sample in bfloat16 of one thread; in float32 it is one to act and one to learn."""
+    forward = passes("float32", {1: {32: 1.0}, 2: {32: 1.0}}) + passes("bfloat16", {1: {32: acting}})
+    both = passes("float32", {1: {128: 1.0}, 2: {128: 1.0}}) + passes("bfloat16", {1: {128: learning}})
+    machine = profile().machine.model_dump(mode="json") | {"peak_flops_bfloat16": 2e11}
+    return profile(forward=forward, forward_backward=both, machine=machine)
 
-    assert "--set model.precision=bfloat16 makes use of it" in " ".join(text(0.5).split())
-    assert "2.00 times forward" in " ".join(text(0.5).split())
-    assert "not worth while here" in " ".join(text(0.98).split())
+
+def test_another_precision_is_offered_only_where_it_is_faster() -> None:
+    """By the time of a timestep: 0.1 ms environment, one pass to act, one for each epoch to learn."""
+    text = precisions(with_bfloat16(0.9, 0.5))  # 2.1 against 1.5 ms
+    assert "1.11 times as fast as float32 forward, 2.00 times forward and backward" in text
+    assert text.endswith("--set model.precision=bfloat16 makes use of it, here and in training scripts")
+    assert precisions(with_bfloat16(1.0, 0.98)).endswith("not worth while here")  # 2.1 against 2.08 ms
+    slow_to_act = with_bfloat16(1 / 0.70, 1 / 1.06)  # 2.1 against 2.47 ms
+    assert precisions(slow_to_act).endswith("not worth while here")
+
+
+def test_another_precision_may_pay_with_many_epochs_alone() -> None:
+    measured = with_bfloat16(1 / 0.70, 0.77)  # one epoch: 2.1 against 2.3 ms; four: 5.1 against 4.61 ms
+    assert precisions(measured).endswith("not worth while here")
+    both = measured.model_copy(update={"results": with_results().results})
+    assert {each.epochs for each in both.results} == {1, 4}
+    assert precisions(both).endswith("makes use of it, where a rollout is learned from 4 times, as in PPO")
+
+
+def test_a_processor_without_bfloat16_says_what_the_profile_computes_in() -> None:
+    network = profile().network.model_dump(mode="json")
+    network["model"]["precision"] = "bfloat16"
+    text = precisions(profile(network=network))
+    assert text == "bfloat16; this CPU has no instructions for bfloat16"
 
 
 def test_the_roofline_is_drawn(tmp_path: Path) -> None:

@@ -117,6 +117,11 @@ def test_a_profile_of_another_network_is_not_reused(here: Path, capsys: pytest.C
         (["--trace", "ppo"], "possible are ppo_sequential"),
         (["--trace", "ppo_sequential", "--write", "x_ppo_parallel.yaml"], "--write writes nothing"),
         (["--trace", "a2c_parallel", "--algorithms", "ppo"], "--trace names the algorithm"),
+        (["--trace", "a2c_parallel", "--overwrite"], "--trace names the algorithm"),
+        (["--trace", "a2c_sequential", "--env", "coinrun", "maze"], "coinrun maze: --trace runs one"),
+        (["--trace", "a2c_sequential", "--env", "all"], "--env all: --trace runs one environment"),
+        (["--trace", "a2c_sequential", "--env", "nonsense"], "nonsense"),
+        (["--overwrite"], "nothing to overwrite without --write"),
         (["--quick", "--reuse"], "not allowed with"),
     ],
 )
@@ -124,6 +129,7 @@ def test_wrong_flags_are_one_line_before_anything_is_measured(
     flags: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr("src.profiling_cli.measure", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr("src.profiling_trace.trace", lambda *_: pytest.fail("it was traced"))
     monkeypatch.chdir(tmp_path)
     assert main(flags) == 2
     error = capsys.readouterr().err
@@ -169,6 +175,7 @@ def test_reusing_needs_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ("name", "flags", "kinds"),
     [
         ("a2c_sequential", (), ["learner"]),
+        ("a3c_parallel", (), ["learner"]),  # four workers, which draw updates from one budget
         ("impala_parallel", ("impala.num_actors=1", "impala.num_learners=1"), ["actor", "learner"]),
         (
             "ppo_distributed",

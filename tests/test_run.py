@@ -23,7 +23,7 @@ from src.cli import main
 from src.metrics import ROW_KEYS
 from src.recorder import Recorder
 from src.trainer import Update
-from tests import fault_env, runs
+from tests import fault_env, runs, step_env
 
 CARTPOLE = (
     *("--env", "CartPole-v1", "--num-envs", 4, "--n-steps", 16, "--batch-size", 32, "--n-epochs", 2),
@@ -130,16 +130,17 @@ def test_linear_annealing_in_the_log(tmp_path: Path) -> None:
 
 
 def test_a_timed_run_stops_at_the_boundary_nearest_to_its_deadline(tmp_path: Path) -> None:
-    seconds, folder = 2.0, tmp_path / "run"
-    flags = (*FAULT, "--set", "env.kwargs.delay=0.01", "--duration", seconds / 3600)
+    """It is a little behind the second one, so a run that goes on until it is over makes a third."""
+    seconds, folder = 3.4, tmp_path / "run"
+    flags = (*FAULT, "--set", "env.kwargs.delay=0.1", "--duration", seconds / 3600)  # 1.6 s an update
     assert train(*flags, "--output-dir", folder, timed=True) == 0
     record, rows = runs.record(folder), runs.rows(folder)
-    before, last, end = (row["time/elapsed_seconds"] for row in rows[-3:])
-    margin = 0.1  # writing a row, on a busy machine
+    before, last, end = [0.0, 0.0, *(row["time/elapsed_seconds"] for row in rows)][-3:]
+    margin = 0.5  # writing a row, on a busy machine
     # the next boundary would have been farther away, and the one before was not near enough
     assert end + (end - last) / 2 >= seconds - margin
     assert last + (last - before) / 2 < seconds + margin
-    assert record["duration_hours"] * 3600 == pytest.approx(rows[-1]["time/elapsed_seconds"], abs=0.02)
+    assert record["duration_hours"] * 3600 == pytest.approx(rows[-1]["time/elapsed_seconds"], abs=margin)
     assert record["config"]["training"]["total_timesteps"] is None
 
 
@@ -154,7 +155,7 @@ def test_with_two_budgets_the_first_to_end_ends_the_run(tmp_path: Path) -> None:
     assert runs.record(tmp_path / "run")["total_timesteps"] == 128
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_four_runs_started_in_one_second_have_four_folders(tmp_path: Path) -> None:
     processes = [
         runs.start("train_ppo_sequential.py", *CARTPOLE, "--total-timesteps", 64, cwd=tmp_path)
@@ -184,24 +185,31 @@ def test_a_signal_saves_the_last_update_and_says_interrupted(tmp_path: Path, num
     assert not (folder / "checkpoints" / "ppo_sequential_final.pt").exists()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    """In the middle of a step that does not end, where the first one waits for the update."""
+    inside = tmp_path / "inside"
+    hang = ("fault=hang", "at=3", "process=MainProcess", f"marker={inside}")
     process = runs.start(
-        "train_ppo_sequential.py", *FAULT, "--set", "env.kwargs.delay=5", "--set", "env.kwargs.at=100",
-        "--total-timesteps", 1e6, "--output-dir", folder,
+        "train_ppo_sequential.py", *FAULT, "--env", step_env.ID, "--total-timesteps", 1e6,
+        *(part for each in hang for part in ("--set", f"env.kwargs.{each}")),
+        "--output-dir", tmp_path / "run",
     )  # fmt: skip
-    deadline = time.monotonic() + 40
-    while not (folder / "logs").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(1)
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    started = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    try:
+        runs.wait_until(inside.exists)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert process.poll() is None
+
+        def ended() -> bool:  # two signals that come before the process runs again are one to it
+            process.send_signal(signal.SIGTERM)
+            return process.poll() is not None
+
+        runs.wait_until(ended, timeout=20)
+    finally:
+        process.kill()
+        process.communicate()
     assert process.returncode == 143
-    assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize(
@@ -274,7 +282,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoint(
 @pytest.mark.skipif(
     os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="mounting needs root on Linux"
 )
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_file_system_that_is_really_full(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -422,6 +430,27 @@ def test_without_a_state_of_every_update_the_files_end_where_the_checkpoint_does
     saved = runs.checkpoint(folder, f"step_{record['total_timesteps']}")
     assert saved["counters"]["updates"] == record["total_updates"]
     assert saved["elapsed_seconds"] == pytest.approx(record["duration_hours"] * 3600, abs=1e-4)
+
+
+def test_the_first_update_after_a_start_or_a_resume_is_not_lost(tmp_path: Path) -> None:
+    """With the default time between two states that are kept in memory."""
+    folder = tmp_path / "run"
+    assert train(*CARTPOLE, "--total-timesteps", 6400, "--output-dir", folder, stop_after=1) == 130
+    assert runs.record(folder)["total_updates"] == len(runs.rows(folder)) == 1
+    assert train("--resume", "--output-dir", folder, stop_after=2) == 130
+    assert runs.record(folder)["total_updates"] == len(runs.rows(folder)) == 2
+    assert runs.checkpoint(folder, "step_128")["counters"] == {"updates": 2, "timesteps": 128}
+
+
+def test_a_timed_run_that_is_done_is_done_when_it_is_resumed(tmp_path: Path) -> None:
+    """An update takes 1.6 seconds of 2, so that another one would end farther from the deadline."""
+    folder = tmp_path / "run"
+    flags = (*FAULT, "--set", "env.kwargs.delay=0.1", "--duration", 2.0 / 3600, "--output-dir", folder)
+    assert train(*flags, timed=True) == 0
+    assert runs.record(folder)["total_updates"] == 1
+    assert train("--resume", "--output-dir", folder, timed=True) == 0
+    record = runs.record(folder)
+    assert (record["status"], record["total_updates"], len(runs.rows(folder))) == ("completed", 1, 1)
 
 
 def test_only_the_newest_step_checkpoints_are_kept(tmp_path: Path) -> None:

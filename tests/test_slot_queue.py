@@ -7,9 +7,10 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
 import pytest
 
 from src.slot_queue import SlotQueue
@@ -41,6 +42,15 @@ def wait_for_ever(queue_ends: Any, results: Connection) -> None:
         assert queue.get(100.0) is None
 
 
+def count_for_ever(queue_ends: Any, results: Connection, counted: Any) -> None:
+    """Count in shared memory what is read."""
+    queue = SlotQueue(queue_ends)
+    results.send("ready")
+    while True:
+        if queue.get(100.0) is not None:
+            counted.value += 1
+
+
 class Crew:
     """Processes that are ended with the test."""
 
@@ -53,11 +63,11 @@ class Crew:
         self.processes.append(process)
         return process
 
-    def reader(self, function: Any, ends: Any) -> tuple[Any, Connection]:
+    def reader(self, function: Any, ends: Any, *arguments: Any) -> tuple[Any, Connection]:
         """A process that reads, once it is ready, and where its results come from."""
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        process = self.start(function, ends, theirs)
-        assert ours.poll(30)
+        process = self.start(function, ends, theirs, *arguments)
+        assert ours.poll(60)
         assert ours.recv() == "ready"
         return process, ours
 
@@ -95,7 +105,7 @@ def test_waiting_ends_with_the_time_out_or_with_a_number(ends: Any) -> None:
     queue = SlotQueue(ends)
     started = time.monotonic()
     assert queue.get(0.2) is None
-    assert 0.15 < time.monotonic() - started < 5
+    assert time.monotonic() - started > 0.15
     queue.put(7)
     assert queue.get(100.0) == 7
 
@@ -115,7 +125,7 @@ def test_a_reader_that_others_were_faster_than_gets_nothing_and_does_not_wait(
     assert queue.get(0.0) is None
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_every_number_is_delivered_exactly_once_with_several_writers_and_readers(
     ends: Any, crew: Crew
 ) -> None:
@@ -124,7 +134,7 @@ def test_every_number_is_delivered_exactly_once_with_several_writers_and_readers
     readers = [crew.reader(read, ends) for _ in range(2)]
     writing = [crew.start(write, ends, k * count, count) for k in range(writers)]
     for process in writing:
-        process.join(40)
+        process.join(60)
         assert process.exitcode == 0
     for _ in readers:
         SlotQueue(ends).put(END)
@@ -139,11 +149,14 @@ def test_every_number_is_delivered_exactly_once_with_several_writers_and_readers
             assert own == sorted(own)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_readers_that_are_killed_while_they_wait_break_nothing(ends: Any, crew: Crew) -> None:
     queue = SlotQueue(ends)
     waiting = [crew.reader(wait_for_ever, ends)[0] for _ in range(2)]
-    time.sleep(0.2)  # until they are inside
+    deadline = time.monotonic() + 60
+    while any(psutil.Process(each.pid).status() != psutil.STATUS_SLEEPING for each in waiting):
+        assert time.monotonic() < deadline, "they do not wait"
+        time.sleep(0.05)
     for process in waiting:
         os.kill(process.pid, signal.SIGKILL)
         process.join(20)
@@ -156,25 +169,21 @@ def test_readers_that_are_killed_while_they_wait_break_nothing(ends: Any, crew: 
     assert connection.recv() == list(range(10))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_reader_killed_at_any_moment_takes_at_most_one_number_with_it(ends: Any, crew: Crew) -> None:
     """And never a part of one, which would shift all that follow."""
-    queue, count = SlotQueue(ends), 5000
-    process, _ = crew.reader(read, ends)
-    crew.start(write, ends, 0, count)
-    assert wait([ends[0]], 20)  # the writer is at work
-    rest: list[int] = []
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and (not rest or rest[-1] != count - 1):
-        number = queue.get(0.05)
-        rest += [] if number is None else [number]
-        if len(rest) == 100:
-            process.kill()
-            process.join()
-        if number is None and not process.is_alive() and rest:
-            break
-    assert rest == sorted(set(rest))
-    assert len(rest) >= 100
-    assert set(rest) <= set(range(count))
-    queue.put(9)
-    assert queue.get(1.0) == 9
+    queue, more, put = SlotQueue(ends), 1000, 0
+    counted: Any = CONTEXT.RawValue("i", 0)
+    process, _ = crew.reader(count_for_ever, ends, counted)
+    while counted.value < 100 or put < 2000:  # so that it is at work
+        queue.put(put)
+        put += 1
+    process.kill()
+    process.join()
+    rest = queue.drain()
+    for number in range(put, put + more):
+        queue.put(number)
+    rest += queue.drain()
+    first = put + more - len(rest)
+    assert rest == list(range(first, put + more))
+    assert first - counted.value in (0, 1)

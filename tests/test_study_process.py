@@ -20,7 +20,7 @@ from src.project import PROJECT
 from src.study_lock import Lock
 from src.study_process import Stop, describe_exit, run_logged
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 # Says when it is ready, then counts the signals that it gets until it has got as many as its argument says.
 COUNTER = """

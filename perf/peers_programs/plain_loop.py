@@ -6,6 +6,7 @@ for episodes and rewards, one tensor of float32 observations, whole minibatches.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -19,7 +20,7 @@ from torch.distributions import Categorical
 from perf.peers_programs.networks import NETWORKS
 from perf.peers_programs.protocol import Reporter, make_procgen, settings
 
-PROCGEN_THREADS = 4  # Procgen's own default, for each environment
+PROCGEN_THREADS = 0  # as Procgen registers single environments with Gym: each is stepped by who calls it
 
 
 class Agent(nn.Module):
@@ -36,17 +37,19 @@ class Agent(nn.Module):
         return Categorical(logits=self.policy(features)), self.value(features).squeeze(-1)
 
 
-def make_env() -> Any:
-    """One Procgen environment as an old Gym one, behind Shimmy."""
+def make_env(index: int) -> Any:
+    """One Procgen environment as an old Gym one, behind Shimmy; `index` is its seed."""
     import gym3
     from shimmy import GymV21CompatibilityV0
 
-    procgen = make_procgen(1, PROCGEN_THREADS)
+    procgen = make_procgen(1, PROCGEN_THREADS, index)
     return GymV21CompatibilityV0(env=gym3.ToGymEnv(gym3.ExtractDictObWrapper(procgen, key="rgb")))
 
 
 def make_envs(num_envs: int, gamma: float) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    envs: Any = SyncVectorEnv([make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs: Any = SyncVectorEnv(
+        [partial(make_env, index) for index in range(num_envs)], autoreset_mode=AutoresetMode.SAME_STEP
+    )
     envs = NormalizeReward(RecordEpisodeStatistics(envs), gamma)
     return TransformReward(envs, lambda reward: np.clip(reward, -10, 10))
 

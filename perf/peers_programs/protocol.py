@@ -26,19 +26,28 @@ LEVELS = {"num_levels": 200, "start_level": 0, "distribution_mode": "easy"}
 
 def settings() -> dict[str, Any]:
     """The settings that the program was started with; with `tune_allocator` this project's allocator settings
-    are in force from here on."""
+    are in force from here on. As in this project, that has to be before torch is loaded."""
     given: dict[str, Any] = json.loads(sys.argv[1])
-    if given["tune_allocator"] and not cpu_utils.tune_allocator():
-        sys.exit("the allocator's settings have no effect on this system")
+    if given["tune_allocator"]:
+        if "torch" in sys.modules:
+            sys.exit("the allocator's settings come too late: torch is loaded")
+        if not cpu_utils.tune_allocator():
+            sys.exit("the allocator's settings have no effect on this system")
     return given
 
 
-def make_procgen(num_envs: int, num_threads: int | None = None) -> Any:
-    """Procgen's native batch of environments, with a thread for each core unless said otherwise."""
+def most_workers(batches: int, cores: int) -> int:
+    """As many workers as there are cores, or the most below that among which so many batches divide."""
+    return next(count for count in range(min(batches, cores), 0, -1) if batches % count == 0)
+
+
+def make_procgen(num_envs: int, num_threads: int | None = None, seed: int = 0) -> Any:
+    """Procgen's native batch of environments, with a thread for each core unless said otherwise. Batches of
+    one program need seeds of their own, or all play the same levels in the same order."""
     with contextlib.redirect_stderr(io.StringIO()):  # gym's notice that it is unmaintained
         from procgen import ProcgenGym3Env
     threads = cpu_utils.usable_cores() if num_threads is None else num_threads
-    return ProcgenGym3Env(num=num_envs, env_name=GAME, num_threads=threads, rand_seed=1, **LEVELS)
+    return ProcgenGym3Env(num=num_envs, env_name=GAME, num_threads=threads, rand_seed=1 + seed, **LEVELS)
 
 
 class Reporter:

@@ -23,7 +23,7 @@ from sample_factory.envs.env_utils import register_env
 from sample_factory.model.actor_critic import create_actor_critic
 from sample_factory.train import make_runner
 
-from perf.peers_programs.protocol import Reporter, make_procgen, settings
+from perf.peers_programs.protocol import Reporter, make_procgen, most_workers, settings
 from src import cpu_utils
 
 ENV = "procgen_coinrun"
@@ -35,9 +35,9 @@ class ProcgenAgents(gymnasium.Env[Any, Any]):
 
     is_multiagent = True
 
-    def __init__(self, num_agents: int) -> None:
+    def __init__(self, num_agents: int, seed: int) -> None:
         self.num_agents = num_agents
-        self.procgen = make_procgen(num_agents, num_threads=0)
+        self.procgen = make_procgen(num_agents, num_threads=0, seed=seed)
         self.observation_space = gymnasium.spaces.Box(0, 255, (3, 64, 64), np.uint8)
         self.action_space = gymnasium.spaces.Discrete(15)
         self.render_mode = None
@@ -55,14 +55,17 @@ class ProcgenAgents(gymnasium.Env[Any, Any]):
         return frames, rewards, first, np.zeros_like(first), [{} for _ in range(self.num_agents)]
 
 
-def make_env(_name: str, config: Any, *_: Any, **__: Any) -> ProcgenAgents:
-    return ProcgenAgents(config.num_agents_per_batch)
+def make_env(_name: str, config: Any, place: Any = None, *_: Any, **__: Any) -> ProcgenAgents:
+    """`place` says which batch of all it is; it is None of the one that is only asked for its spaces."""
+    return ProcgenAgents(config.num_agents_per_batch, 0 if place is None else place.env_id)
 
 
 def flags(given: dict[str, Any], folder: str) -> dict[str, Any]:
     """Sample Factory's flags for a case."""
     serial = given["serial"]
-    workers, splits = (1, 1) if serial else (cpu_utils.usable_cores(), SPLITS)
+    workers, splits = 1, 1
+    if not serial:
+        workers, splits = most_workers(given["num_envs"] // SPLITS, cpu_utils.usable_cores()), SPLITS
     processes = {
         "serial_mode": serial,
         "async_rl": not serial,

@@ -1,23 +1,26 @@
 """Stable-Baselines3's PPO and A2C on Procgen's native batch, through a VecEnv of its own kind.
 
 Its own VecMonitor counts episodes and its own VecNormalize scales rewards, as this project does; its own
-VecTransposeImage, which it adds by itself, brings frames to channels first. Threads are as torch has them.
+VecTransposeImage, which it adds by itself, brings frames to channels first. There is a thread for each core.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import torch
-from gymnasium import spaces
-from stable_baselines3 import A2C, PPO
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
-from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
-
-from perf.peers_programs.networks import impala
 from perf.peers_programs.protocol import Reporter, make_procgen, settings
+
+GIVEN = settings()  # here, since the settings of the allocator have to be in force before torch is loaded
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from gymnasium import spaces  # noqa: E402
+from stable_baselines3 import A2C, PPO  # noqa: E402
+from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN  # noqa: E402
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize  # noqa: E402
+
+from perf.peers_programs.networks import impala  # noqa: E402
 
 FOREVER = 10**9  # timesteps: the program is ended from outside
 END_EPISODE = -1  # Procgen's action for that
@@ -110,7 +113,7 @@ def make_model(given: dict[str, Any]) -> PPO | A2C:
 
 
 def main() -> None:
-    model = make_model(settings())
+    model = make_model(GIVEN)
     parameters = sum(each.numel() for each in model.policy.parameters())
     reporter = Reporter(parameters, torch.get_num_threads(), ("stable-baselines3", "gymnasium"))
     model.learn(FOREVER, callback=AfterEachUpdate(reporter))

@@ -35,7 +35,7 @@ def log(slurm: Slurm, job: str) -> str:
 
 
 def test_a_job_is_preempted_queued_again_goes_on_and_completes(slurm: Slurm, tmp_path: Path) -> None:
-    folder, updates = tmp_path / "run", 400
+    folder, updates = tmp_path / "run", 1000
     flags = (*TINY, *fault(delay=0.001), "--num-workers", 1, "--total-timesteps", 32 * updates)
     job = submit(slurm, folder, *flags)
     runs.wait_for_rows(folder, 10, timeout=90)
