@@ -68,16 +68,20 @@ def test_signals_are_passed_on_once_each_and_the_program_is_waited_for(
     tmp_path: Path, sent: list[int], passed_on: list[int]
 ) -> None:
     log, left = tmp_path / "log", list(sent)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
 
     def send() -> None:
         if left and "ready" in log.read_text():
             os.kill(os.getpid(), left.pop(0))
 
-    with Stop() as stop:
-        code = call(COUNTER, log, stop, str(len(sent)), on_poll=send)
-        assert code == 9
-        with pytest.raises(Interrupted) as interruption:
-            stop.check()
+    try:
+        with Stop() as stop:
+            code = call(COUNTER, log, stop, str(len(sent)), on_poll=send)
+            assert code == 9
+            with pytest.raises(Interrupted) as interruption:
+                stop.check()
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert interruption.value.exit_code == 128 + sent[0]
     assert log.read_text().splitlines()[-1] == str([int(number) for number in passed_on])
 
