@@ -14,13 +14,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
+from src.project import PROJECT
 from tests.cluster_runs import call, missing_for_namespaces, remove_hosts
 
-PROJECT = Path(__file__).resolve().parent.parent
 LINK = "wire"  # the name of the device in every namespace
 NETWORK = "10.98.9"
 PREFIX = "rlcs"  # of the names of all that is made here; the number of the process follows

@@ -20,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perf.cluster_scaling_link import PROJECT, Hosts
+from perf.cluster_scaling_link import Hosts
 from perf.training_runs import environment
+from src.project import PROJECT
 from tests.cluster_runs import free_port
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from perf.measure import save
-from perf.training_runs import PROJECT, environment
+from perf.training_runs import environment
 from src.config import Config
 from src.config_file import build_config, dump_config, read_config_file
 from src.metrics import ROW_KEYS, WINDOW, write_rows
-from src.project import default_config_path
+from src.project import PROJECT, default_config_path
 from src.record import write_record
 from src.run_folder import RunFolder
 from src.timing import PHASES

@@ -12,10 +12,10 @@ from typing import Any
 from perf.measure import RESULTS
 from perf.peers_cases import Case
 from perf.peers_report import report, require_marks, write_between_marks
-from perf.training_runs import PROJECT
 from src.cpu_utils import describe_machine
 from src.errors import RunError, UsageError
 from src.metrics import write_json
+from src.project import PROJECT
 from src.record import describe_software
 from src.study_load import BUSY_PERCENT
 

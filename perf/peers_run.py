@@ -20,10 +20,11 @@ import psutil
 from perf.peers_cases import OWN, SIDES, Case, Side
 from perf.peers_install import PeerUnavailable, python_of
 from perf.peers_programs.protocol import MARK
-from perf.training_runs import PROJECT, environment
+from perf.training_runs import environment
 from src import cpu_utils
 from src.errors import RunError
 from src.monitor import ResourceMonitor
+from src.project import PROJECT
 from src.record import describe_software
 
 WARM_SECONDS = 3.0  # of training that are not counted, and at least the first update

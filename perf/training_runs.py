@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from src import cpu_utils
-
-PROJECT = Path(__file__).resolve().parent.parent
+from src.project import PROJECT
 
 
 @dataclass(frozen=True)

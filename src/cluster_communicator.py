@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -19,13 +18,13 @@ from src.cluster_watch import Watch
 from src.distributed import GlooCommunicator, Reduction, calm_network_thread, wait_without_limit
 from src.errors import PeerLost, RunError, UsageError, first_line
 from src.settings import ClusterConfig
+from src.signals import StopSignal
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 ROUNDING = 1e-4  # what equal updates on processors of different kinds can differ by after a hundred
 LOOK_SECONDS = 0.2  # between two looks whether the others are still there
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class ClusterCommunicator(GlooCommunicator):
@@ -102,9 +101,9 @@ class ClusterCommunicator(GlooCommunicator):
                 raise self.watch.agree(PeerLost(first_line(error))) from error
 
     def boundary(self, elapsed: float, signal_number: int) -> tuple[float, int]:
-        asked = [float(signal_number == each) for each in SIGNALS]
+        asked = [float(signal_number == each) for each in StopSignal.SIGNALS]
         time_now, *counts = self.sum_floats([elapsed if self.is_main else 0.0, *asked])
-        return time_now, next((int(each) for each, count in zip(SIGNALS, counts) if count), 0)
+        return time_now, next((int(each) for each, count in zip(StopSignal.SIGNALS, counts) if count), 0)
 
     def gather(self, value: Any) -> list[Any] | None:
         content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -128,9 +127,7 @@ def settled(config: Config, split: Split) -> Config:
 def talk(world: World, timeout_seconds: float, connection: Connection) -> None:
     """In a process of its own: bring what node 0 has decided to all nodes, and report it on each."""
     threading.Thread(target=end_with_parent, daemon=True).start()
-    for number in StopSignal.SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the process that started this one decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, StopSignal.SIGNALS)
+    StopSignal.ignore()
     from src.cluster_join import MeetingPoint
 
     try:

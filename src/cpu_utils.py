@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from src.cpu_identity import cpu_flags
+
 logger = logging.getLogger(__name__)
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -172,12 +174,7 @@ def cpu_model() -> str:
 @functools.cache
 def has_bfloat16() -> bool:
     """Whether the processor multiplies bfloat16 numbers by instructions of its own."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return False  # not Linux
-    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags.split())
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(cpu_flags())
 
 
 def describe_machine() -> dict[str, Any]:

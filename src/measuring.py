@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import math
 import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -124,9 +123,7 @@ class Measurers:
 
 def serve(bench: str, arguments: tuple[Any, ...], tune_allocator: bool, connection: Connection) -> None:
     """The body of a process that measures: it answers until the process that asks is gone."""
-    for number in StopSignal.SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the process that asks decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, StopSignal.SIGNALS)
+    StopSignal.ignore()
     if tune_allocator:
         cpu_utils.tune_allocator()
     cpu_utils.set_thread_environment(1)

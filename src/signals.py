@@ -46,6 +46,13 @@ class StopSignal:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    @classmethod
+    def ignore(cls) -> None:
+        """Leave the signals, blocked when this process was started, to the process that started it."""
+        for number in cls.SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, cls.SIGNALS)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received = number

@@ -10,7 +10,6 @@ import importlib
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
@@ -132,9 +131,7 @@ class Link:
 
 def worker_main(job: Job, link: Link) -> None:
     """The body of a worker process."""
-    for number in StopSignal.SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the process that started this one decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, StopSignal.SIGNALS)
+    StopSignal.ignore()
     threading.Thread(target=end_with_parent, daemon=True).start()
     logging.basicConfig(format="%(levelname)s: %(message)s")
     code, connection = 1, link.connection
