@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from src.cpu_utils import describe_machine
-from src.metrics import write_json
-from src.record import describe_software
+from src.files import write_json
+from src.software import describe_software
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

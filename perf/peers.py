@@ -31,8 +31,8 @@ from src import cpu_utils
 from src.cli import exit_code
 from src.cli_flags import Parser
 from src.errors import RunError, UsageError
-from src.study_load import busy_warning, measure_load
-from src.study_lock import Lock, machine_lock_path
+from src.machine_load import busy_warning, measure_load
+from src.machine_lock import Lock, machine_lock_path
 
 ROUNDS = 3
 TRIAL = Window(seconds=0.0, updates=1)

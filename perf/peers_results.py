@@ -14,10 +14,10 @@ from perf.peers_cases import Case
 from perf.peers_report import report, require_marks, write_between_marks
 from src.cpu_utils import describe_machine
 from src.errors import RunError, UsageError
-from src.metrics import write_json
+from src.files import write_json
+from src.machine_load import BUSY_PERCENT
 from src.project import PROJECT
-from src.record import describe_software
-from src.study_load import BUSY_PERCENT
+from src.software import describe_software
 
 NAME = "peers"
 DOCUMENT = PROJECT / "docs" / "peers.md"

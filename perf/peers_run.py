@@ -25,7 +25,7 @@ from src import cpu_utils
 from src.errors import RunError
 from src.monitor import ResourceMonitor
 from src.project import PROJECT
-from src.record import describe_software
+from src.software import describe_software
 
 WARM_SECONDS = 3.0  # of training that are not counted, and at least the first update
 MAX_SECONDS = 600.0  # until a program must have come to the end of its window

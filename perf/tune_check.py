@@ -26,14 +26,14 @@ from src import cpu_utils
 from src.cli import exit_code
 from src.config import Config
 from src.config_file import build_config, read_config_file, set_value
+from src.machine_lock import Lock, machine_lock_path
 from src.profiling import Profile, Setup
 from src.profiling_advice import ENVS_TOLERANCE, describe_setup, recommend, with_envs
 from src.profiling_limits import microbatch_samples, share_of_minibatch
 from src.profiling_steps import EFFORTS, counts_up_to, measure_machine
 from src.profiling_trials import run_script, short_run
+from src.programs import Stop
 from src.project import default_config_path
-from src.study_lock import Lock, machine_lock_path
-from src.study_process import Stop
 
 CASES = ("ppo_sequential", "ppo_parallel", "impala_parallel")
 NETWORKS = ("impala", "nature")

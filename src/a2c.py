@@ -10,7 +10,7 @@ from torch import Tensor
 from src.buffer import RolloutBuffer
 from src.config import Config
 from src.learner import Learner
-from src.losses import actor_critic_loss, explained_variance, normalisation, policy_terms
+from src.losses import actor_critic_loss, joint_explained_variance, normalisation, policy_terms
 
 USES_GAE = True
 STATISTICS = ("policy_loss", "value_loss", "entropy")
@@ -27,7 +27,7 @@ def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int
     names = ("observations", "actions", "advantages", "returns")
     data = {name: torch.from_numpy(rollout.flat(name)) for name in names}
     communicator = learner.communicator
-    variance_explained = explained_variance(rollout.values, rollout.returns, communicator)
+    explained_variance = joint_explained_variance(rollout.values, rollout.returns, communicator)
     num_samples = rollout.num_samples * communicator.num_nodes
     share = communicator.share(np.arange(num_samples), rollout.num_envs)
     centre, scale = 0.0, 1.0
@@ -45,6 +45,6 @@ def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int
         **learner.step(share, num_samples, loss),
         "approx_kl": None,
         "clip_fraction": None,
-        "explained_variance": variance_explained,
+        "explained_variance": explained_variance,
         "epochs": 1,
     }

@@ -3,7 +3,7 @@
 Actors (src/actor.py) write unrolls into slots of a store in shared memory (src/unroll_store.py); only slot
 numbers travel, through two queues (src/slot_queue.py). The learner (src/central_learner.py) takes a batch of
 slots, learns from it, publishes the new parameters (src/published_weights.py), and gives the slots out again
-(src/batches.py). How these processes are kept is src/workers.py. In a distributed run every node has actors,
+(src/batches.py). How these processes are kept is src/crew.py. In a distributed run every node has actors,
 slots and learners of its own, and the learners of all nodes are the ranks that sum their gradients.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from src.actor import Actor
 from src.central_learner import CentralLearner, open_shared_parts
-from src.cluster_worker import work as learn_as_rank
+from src.cluster_rank import work as learn_as_rank
 from src.config import Config
 from src.distributed import Communicator
 from src.parallel import meet

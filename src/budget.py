@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from src.config import Config
 
+DEFAULT_HOURS = 1.0  # of a timed script that is told none
+
 
 @dataclass(frozen=True)
 class Budget:

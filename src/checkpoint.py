@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from src.errors import RunError, UsageError
-from src.metrics import write_atomically
+from src.files import write_atomically
 
 logger = logging.getLogger(__name__)
 

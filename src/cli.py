@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool) -
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads
     )
     if mode == "parallel":
-        from src.workers import train_in_workers as train
+        from src.crew import train_in_workers as train
     else:
         from src.run import train_in_one_process as train
 

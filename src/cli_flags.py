@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from src import cpu_utils
+from src.budget import DEFAULT_HOURS
 from src.config import flat_settings
 from src.config_file import build_config, parse_yaml, read_config_file, set_value
 from src.errors import UsageError
 from src.project import PROJECT, default_config_path
 from src.settings import EnvConfig
 
-DEFAULT_HOURS = 1.0
 BUDGETS = {"--duration": "a wall-clock time", "--total-timesteps": "a number of timesteps"}
 
 

@@ -81,10 +81,10 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads=1
     )
     if world.local_rank is not None:
-        from src.cluster_worker import train_as_rank
+        from src.cluster_rank import train_as_rank
 
         return train_as_rank(config, folder, num_threads, resume, arguments.overwrite, world)
-    from src.workers import train_on_node
+    from src.crew import train_on_node
 
     calibration = None
     if given.has_actors:

@@ -19,7 +19,7 @@ from src.cluster_network import raise_file_limit, require_free_port, require_own
 from src.config import Config, flat_settings
 from src.errors import PeerLost, RunError, UsageError, first_line
 from src.presence import START_SECONDS
-from src.record import describe_software
+from src.software import describe_software
 
 TELL_SECONDS = 15.0  # for others to come and hear why rank 0 does not
 

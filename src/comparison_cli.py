@@ -172,7 +172,7 @@ def write_outputs(comparison: Comparison, output: Path, filled: str | None) -> l
     from src.comparison_data import json_data
     from src.comparison_page import page
     from src.comparison_text import markdown, report
-    from src.metrics import write_json
+    from src.files import write_json
 
     panels = {game.env: game_panels(game, comparison.options.bootstrap) for game in comparison.games}
     panels[""] = score_panels(comparison)
@@ -195,7 +195,7 @@ def write_outputs(comparison: Comparison, output: Path, filled: str | None) -> l
 
 
 def _write_text(path: Path, text: str) -> None:
-    from src.metrics import write_atomically
+    from src.files import write_atomically
 
     write_atomically(path, text.encode("utf-8", "surrogateescape"))
 

@@ -15,7 +15,7 @@ from src.comparison_metrics import CLOCKS
 from src.comparison_reference import references
 from src.comparison_tables import phase_shares
 from src.comparison_verdicts import headline
-from src.metrics import strict_json
+from src.files import strict_json
 from src.procgen_scores import NORMALISATION, REFERENCE_CITATION, REFERENCE_NOTE, score_range
 from src.statistics import CONFIDENCE, Estimate, Values
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from src.comparison_metrics import Clock, Metric, Reached
-from src.figures import count_text, duration_text
+from src.number_text import count_text, duration_text
 from src.statistics import Estimate
 
 MISSING = "n/a"

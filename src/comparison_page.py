@@ -20,7 +20,7 @@ from src.comparison_reference import reference_table, references
 from src.comparison_tables import across_table, pairs_table, phases_table, results_table, runs_table
 from src.comparison_text import notices
 from src.comparison_verdicts import findings
-from src.metrics import strict_json
+from src.files import strict_json
 from src.terminal import counted
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"

@@ -16,7 +16,7 @@ from src.comparison_metrics import BY_KEY, CLOCKS
 from src.comparison_runs import Run
 from src.comparison_tables import Table, is_number_column, phase_shares
 from src.fairness import HARDWARE, SOFTWARE, show, total_threads
-from src.figures import tick_text
+from src.number_text import tick_text
 from src.statistics import Estimate, Values
 
 PHASE_COLOURS = 7

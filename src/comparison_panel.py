@@ -10,7 +10,8 @@ import numpy as np
 
 from src.comparison_curves import GroupCurve, Panel
 from src.comparison_estimates import ENOUGH
-from src.figures import GREY, count_text
+from src.figures import GREY
+from src.number_text import count_text
 from src.procgen_scores import Published
 
 if TYPE_CHECKING:

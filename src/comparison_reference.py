@@ -12,7 +12,7 @@ from src.comparison_groups import Group
 from src.comparison_metrics import BY_KEY, CLOCKS, return_curve
 from src.comparison_tables import Table
 from src.fairness import show
-from src.figures import count_text
+from src.number_text import count_text
 from src.procgen_scores import (
     REFERENCE_CITATION,
     REFERENCE_NOTE,

@@ -24,7 +24,7 @@ from src.levels import Split, evaluated_env, splits_of
 from src.models import Spaces, make_model
 from src.procgen_env import ProcgenVectorEnv
 from src.procgen_games import procgen_game
-from src.record import describe_software
+from src.software import describe_software
 
 SCHEMA_VERSION = 1
 CONFIDENCE = 0.95

@@ -14,8 +14,8 @@ from src.cli import exit_code, prepare_process
 from src.cli_flags import Parser, count
 from src.errors import RunError, UsageError
 from src.evaluation_console import EpisodeProgress, print_plan, print_result
+from src.files import write_json
 from src.levels import CHOICES
-from src.metrics import write_json
 
 if TYPE_CHECKING:
     from src.evaluation import Evaluation

@@ -8,10 +8,10 @@ from datetime import datetime
 
 from src.comparison_runs import Run, as_number, dig
 from src.comparison_studies import Logged, logged
+from src.machine_load import BUSY_PERCENT
 from src.terminal import counted
 
 OTHERS_PERCENT = 5.0  # of the CPUs that a run may use, used by other programs while it went on
-BUSY_PERCENT = 10.0  # of the cores, used by other programs: figures of runs vary by about as much anyway
 BUSY = 0.5  # load per core beyond a run's own threads from which on a machine was busy
 NAMED_PAIRS = 3  # of runs that overlapped; more are counted
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from src.metrics import WINDOW
+from src.number_text import count_text, duration_text, tick_text
 
 if TYPE_CHECKING:  # importing matplotlib takes most of a second, and not every caller draws
     from matplotlib.axes import Axes
@@ -213,25 +214,3 @@ def _dress_y(ax: Axes) -> None:
     if ax.get_yticks().size:
         ax.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value, ax.get_yticks())))
-
-
-def tick_text(value: float, ticks: Values) -> str:
-    """A tick's value with thousands separators and as many decimals as the distance between ticks needs."""
-    step = float(np.diff(ticks).min()) if len(ticks) > 1 else 1.0
-    decimals = max(0, -math.floor(math.log10(step) + 1e-6))  # steps are 1, 2 or 5 times a power of ten
-    return f"{value:,.{decimals}f}".replace("-", "\u2212")
-
-
-def count_text(count: float) -> str:
-    """A count in few letters: 500, 100k, 1.5M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(count) >= size:
-            return f"{count / size:.4g}{letter}"
-    return f"{count:.4g}"
-
-
-def duration_text(seconds: float) -> str:
-    """A time in its natural unit: 14 seconds, 4.8 minutes, 8.0 hours."""
-    if seconds < 60:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.1f} minutes" if seconds < 3600 else f"{seconds / 3600:.1f} hours"

@@ -5,6 +5,9 @@ Here are its loss and its update. What acts and what learns at the same time is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,7 +18,7 @@ from src.config import Config
 from src.distributed import Communicator
 from src.learner import Learner
 from src.losses import actor_critic_loss, policy_terms
-from src.metrics import variance_explained
+from src.metrics import explained_from_variances
 from src.models import ActorCritic
 from src.vtrace import Thresholds, vtrace
 
@@ -23,6 +26,8 @@ USES_GAE = False  # computes its own advantages, from what its network says by t
 # The means of the targets and errors, and of their squares, are for the explained variance.
 MOMENTS = ("target", "target_square", "error", "error_square")
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "impala/rho_clipped_fraction", *MOMENTS)
+BEHAVIOUR = ("observations", "actions", "log_probs")
+OUTCOME = ("scaled_rewards", "bootstrap_values", "terminated", "truncated")
 
 
 def successor_values(
@@ -39,6 +44,34 @@ def successor_values(
     return np.where(truncated, bootstrap_values, following)
 
 
+def targets_and_advantages(
+    column: Mapping[str, NDArray[Any]],
+    log_ratios: NDArray[np.float32],
+    values: NDArray[np.float32],
+    config: Config,
+) -> tuple[Tensor, Tensor]:
+    """V-trace over some columns of a rollout, with `log_ratios` and `values` (T, N) of the learner: what V is
+    to become, and what the policy is to follow, (T * N,) each."""
+    training, impala = config.training, config.impala
+    found = vtrace(
+        log_ratios,
+        column["scaled_rewards"],
+        values,
+        successor_values(values, column["bootstrap_values"], column["truncated"]),
+        column["terminated"],
+        column["truncated"],
+        training.gamma,
+        training.gae_lambda,
+        Thresholds(
+            impala.vtrace_clip_rho_threshold,
+            impala.vtrace_clip_pg_rho_threshold,
+            impala.vtrace_clip_c_threshold,
+        ),
+    )
+    targets, advantages = (torch.from_numpy(each.reshape(-1)) for each in found)
+    return targets, advantages
+
+
 def columns_loss(
     model: ActorCritic, rollout: RolloutBuffer, config: Config, columns: NDArray[np.int64]
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -48,19 +81,7 @@ def columns_loss(
     V-trace looks along whole columns, so these are what a minibatch is made of. Returns the loss and
     STATISTICS, means as well.
     """
-    training, impala = config.training, config.impala
-    column = {
-        name: getattr(rollout, name)[:, columns]
-        for name in (
-            "observations",
-            "actions",
-            "log_probs",
-            "scaled_rewards",
-            "bootstrap_values",
-            "terminated",
-            "truncated",
-        )
-    }
+    column = {name: getattr(rollout, name)[:, columns] for name in (*BEHAVIOUR, *OUTCOME)}
     n_steps, count = column["actions"].shape
     observations = column["observations"].reshape(n_steps * count, *rollout.spaces.observation_shape)
     actions = torch.from_numpy(column["actions"].reshape(-1))
@@ -68,30 +89,14 @@ def columns_loss(
     log_probs, entropies = policy_terms(logits, actions)
     log_ratios = log_probs.detach().numpy().reshape(n_steps, count) - column["log_probs"]
     now = values.detach().numpy().reshape(n_steps, count)
-    targets, advantages = (
-        torch.from_numpy(each.reshape(-1))
-        for each in vtrace(
-            log_ratios,
-            column["scaled_rewards"],
-            now,
-            successor_values(now, column["bootstrap_values"], column["truncated"]),
-            column["terminated"],
-            column["truncated"],
-            training.gamma,
-            training.gae_lambda,
-            Thresholds(
-                impala.vtrace_clip_rho_threshold,
-                impala.vtrace_clip_pg_rho_threshold,
-                impala.vtrace_clip_c_threshold,
-            ),
-        )
-    )
-    loss, statistics = actor_critic_loss(log_probs, entropies, values, advantages, targets, training)
+    targets, advantages = targets_and_advantages(column, log_ratios, now, config)
+    loss, statistics = actor_critic_loss(log_probs, entropies, values, advantages, targets, config.training)
     errors, ratios = targets - values.detach(), torch.from_numpy(np.exp(log_ratios))
+    clipped = ratios > config.impala.vtrace_clip_rho_threshold
     return loss, {
         **statistics,
         "approx_kl": (ratios - 1 - torch.from_numpy(log_ratios)).mean(),
-        "impala/rho_clipped_fraction": (ratios > impala.vtrace_clip_rho_threshold).float().mean(),
+        "impala/rho_clipped_fraction": clipped.float().mean(),
         "target": targets.mean(),
         "target_square": targets.square().mean(),
         "error": errors.mean(),
@@ -131,6 +136,6 @@ def update(
     return {
         **figures,
         "clip_fraction": None,
-        "explained_variance": variance_explained(square - mean**2, error_square - error**2),
+        "explained_variance": explained_from_variances(square - mean**2, error_square - error**2),
         "epochs": 1,
     }

@@ -56,7 +56,7 @@ def actor_critic_loss(
     return loss, {"policy_loss": policy_loss, "value_loss": values_loss, "entropy": entropy}
 
 
-def explained_variance(
+def joint_explained_variance(
     values: NDArray[np.float32], returns: NDArray[np.float32], communicator: Communicator
 ) -> float | None:
     """1 - Var[returns - values] / Var[returns] over the rollouts of all nodes, of which this process sees its
@@ -65,7 +65,7 @@ def explained_variance(
         return metrics.explained_variance(values, returns)
     samples = (returns, returns.astype(np.float64) - values)
     found = joint_moments([moments_of(each) for each in samples], communicator)
-    return metrics.variance_explained(*(squares / count for count, _, squares in found))
+    return metrics.explained_from_variances(*(squares / count for count, _, squares in found))
 
 
 Moments = tuple[float, float, float]

@@ -2,7 +2,7 @@
 
 Each worker steps its own environments into its columns of one shared rollout; after a barrier all of them
 learn from it together: the same minibatches, of which each takes its share, and one all-reduce a minibatch.
-What a worker does is src/trainer.py; how workers are kept is src/workers.py.
+What a worker does is src/trainer.py; how workers are kept is src/crew.py.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from src.buffer import RolloutBuffer
 from src.config import Config
 from src.distributed import Communicator
 from src.learner import Learner
-from src.losses import explained_variance, normalisations, policy_terms, value_loss
+from src.losses import joint_explained_variance, normalisations, policy_terms, value_loss
 from src.metrics import SampleMeans
 from src.models import ActorCritic
 from src.seeding import minibatch_permutation
@@ -124,7 +124,7 @@ def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int
     }
     # Before the first step: once the last one is done, other processes begin to overwrite the rollout.
     communicator = learner.communicator
-    variance_explained = explained_variance(rollout.values, rollout.returns, communicator)
+    explained_variance = joint_explained_variance(rollout.values, rollout.returns, communicator)
     means = SampleMeans()
     epochs = 0
     num_samples = rollout.num_samples * communicator.num_nodes
@@ -140,6 +140,6 @@ def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int
             break
     return {
         **means.result(),
-        "explained_variance": variance_explained,
+        "explained_variance": explained_variance,
         "epochs": epochs,
     }

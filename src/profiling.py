@@ -19,7 +19,7 @@ from src import cpu_utils
 from src.config_file import describe_validation_error
 from src.cpu_identity import cpu_flags, cpu_identity
 from src.errors import RunError, UsageError
-from src.metrics import write_json
+from src.files import write_json
 from src.procgen_games import procgen_game
 from src.project import PROJECT
 from src.settings import Count, DistributionMode, EnvConfig, ModelConfig, NonNegative, PositiveFloat, Section

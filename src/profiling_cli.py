@@ -23,8 +23,8 @@ from src.profiling_request import (
 )
 from src.profiling_steps import EFFORTS
 from src.profiling_write import write_setup
+from src.programs import Stop
 from src.study import ALGORITHMS, MODES
-from src.study_process import Stop
 
 DESCRIPTION = """
 Know your machine: measure, in some two minutes, what limits training here
@@ -57,13 +57,8 @@ on other hardware, with another torch, network or game is not used.
 """
 
 
-def make_parser() -> Parser:
-    parser = Parser(
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_subject(parser: Parser) -> None:
+    """What the limits and the recommendations are of."""
     add = parser.add_argument
     add(
         "--network",
@@ -100,6 +95,10 @@ def make_parser() -> Parser:
         metavar="KEY=VALUE",
         help="any setting of the configurations, for example model.hidden_size=512",
     )
+
+
+def add_efforts(parser: Parser) -> None:
+    """How much is measured, if anything is."""
     effort = parser.add_mutually_exclusive_group()
     effort.add_argument("--quick", action="store_true", help="measure little: a minute, less exact")
     effort.add_argument("--thorough", action="store_true", help="everything three times: several minutes")
@@ -109,6 +108,18 @@ def make_parser() -> Parser:
         metavar="NAME",
         help="trace an update instead, as ppo_sequential: a Chrome trace in profiles/traces/ and a table",
     )
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_subject(parser)
+    add_efforts(parser)
+    add = parser.add_argument
     add("--output-dir", type=Path, metavar="DIR", help="folder of the profile (default: profiles/)")
     add(
         "--write",

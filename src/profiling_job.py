@@ -12,17 +12,17 @@ from tqdm import tqdm
 
 from src.config import Config
 from src.errors import RunError, UsageError
-from src.metrics import write_atomically
+from src.files import write_atomically
+from src.machine_load import busy_warning, measure_load
+from src.machine_lock import Lock, machine_lock_path
 from src.profiling import Profile, describe_env, env_key, read_profile, write_profile
 from src.profiling_efficiency import find_profile
 from src.profiling_report import describe_profile
 from src.profiling_request import Pair
 from src.profiling_results import result_of, try_out
 from src.profiling_steps import Effort, measure_machine
+from src.programs import Stop
 from src.settings import EnvConfig
-from src.study_load import busy_warning, measure_load
-from src.study_lock import Lock, machine_lock_path
-from src.study_process import Stop
 
 LINE_SECONDS = 10.0
 RUN_WEIGHT = 0.25  # of a short run, compared with all other measurements

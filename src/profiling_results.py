@@ -9,7 +9,7 @@ from src.profiling import Profile, Reached, Result
 from src.profiling_advice import bottleneck, recommend, with_envs
 from src.profiling_limits import best_times, limit, machine_limit
 from src.profiling_trials import run_script, short_run
-from src.study_process import Stop
+from src.programs import Stop
 
 
 def result_of(profile: Profile, config: Config, reached: Reached | None) -> Result:

@@ -28,8 +28,8 @@ from src.profiling import (
     resolved_model,
 )
 from src.profiling_efficiency import installed_torch
-from src.record import describe_software
 from src.settings import EnvConfig
+from src.software import describe_software
 
 BENCH = "src.profiling_measurements"
 ACTING, LEARNING = 32, 128  # sizes at which layouts and precisions are compared

@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from src import workers
+from src import crew
 from src.cli import exit_code, prepare_process
 from src.config import Config
 from src.config_file import build_config, dump_config, read_config_file, set_value
 from src.errors import RunError
-from src.metrics import write_atomically, write_json
+from src.files import write_atomically, write_json
 from src.profiling_trials import IN_ITS_FOLDER
+from src.programs import Stop, describe_exit, run_logged
 from src.project import PROJECT
 from src.run_folder import RunFolder
-from src.study_process import Stop, describe_exit, run_logged
 from src.worker_process import Job, Link, module_of
 
 MODULE = "src.profiling_trace"
@@ -111,10 +111,10 @@ def run(settings: Path, parent: Path) -> int:
 
         watch_learner(config, parent)
         return train_in_one_process(config, folder, num_threads, False, False)
-    workers.module_of = lambda config: MODULE  # type: ignore[attr-defined]
+    crew.module_of = lambda config: MODULE  # type: ignore[attr-defined]
     if config.mode == "distributed":
         return train_on_one_node(config, settings, folder.root)
-    return workers.train_in_workers(config, folder, num_threads, False, False)
+    return crew.train_in_workers(config, folder, num_threads, False, False)
 
 
 def train_on_one_node(config: Config, settings: Path, root: Path) -> int:

@@ -15,8 +15,8 @@ from src.errors import RunError
 from src.metrics import read_rows
 from src.profiling import Reached, Setup
 from src.profiling_advice import settings_of
+from src.programs import Stop, describe_exit, run_logged
 from src.project import PROJECT
-from src.study_process import Stop, describe_exit, run_logged
 
 MIN_STEPS = 8
 MIN_UPDATES = {"a3c": 8}  # its rows count what all workers have done, whenever the first one writes one

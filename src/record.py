@@ -2,59 +2,25 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
+import contextlib
 import logging
-import platform
-import subprocess
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from src.config import Config
 from src.cpu_utils import describe_machine
-from src.errors import RunError
-from src.metrics import EpisodeStatistics, read_rows, write_columns, write_json
+from src.errors import Interrupted, RunError
+from src.files import write_json
+from src.metrics import EpisodeStatistics, read_rows, write_columns
 from src.profiling_efficiency import efficiency_of
 from src.run_folder import RunFolder
+from src.software import describe_software
 
 logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
-
-
-def _version(*distributions: str) -> str | None:
-    for distribution in distributions:
-        try:
-            return importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-@functools.cache
-def describe_software() -> dict[str, str | None]:
-    """Versions of what the figures depend on, and the commit of this project if it is a git checkout."""
-    try:
-        result = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-        commit = result.stdout.strip() or None
-    except (OSError, subprocess.TimeoutExpired):
-        commit = None
-    return {
-        "python": platform.python_version(),
-        "torch": _version("torch"),
-        "numpy": _version("numpy"),
-        "procgen": _version("procgen", "procgen-mirror"),
-        "gymnasium": _version("gymnasium"),
-        "git_commit": commit,
-    }
 
 
 def write_record(folder: RunFolder, config: Config, status: str, figures: dict[str, Any]) -> dict[str, Any]:
@@ -114,6 +80,21 @@ def write_failed_record(folder: RunFolder, config: Config) -> None:
         write_record(folder, config, "failed", figures_of(rows))
     except (OSError, ValueError, RunError) as error:
         logger.error("could not write the record of the failed run: %s", error)
+
+
+@contextlib.contextmanager
+def failure_recorded(folder: RunFolder, config: Config) -> Iterator[list[Path]]:
+    """Gives a list that is to have the folder once it is the run's: if the run fails from then on without a
+    record of its own, one is written."""
+    taken: list[Path] = []
+    try:
+        yield taken
+    except Interrupted:
+        raise
+    except BaseException:
+        if taken:
+            write_failed_record(folder, config)
+        raise
 
 
 def figures_of(rows: list[dict[str, Any]]) -> dict[str, Any]:

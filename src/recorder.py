@@ -79,6 +79,8 @@ class Recorder:
         self.first_timesteps = trainer.counters.timesteps
         self.boundaries = deque([(self.first_timesteps, clock.elapsed())])
         """Timesteps and seconds at the ends of updates, those of the last FINAL_FPS_SECONDS."""
+        if checkpoint is not None and "boundaries" in checkpoint:  # older ones do not have them
+            self.boundaries = deque((each[0], each[1]) for each in checkpoint["boundaries"])
         self.updates = updates
         self.saved_at = (updates, clock.elapsed())
         self.snapshot = self._take_snapshot(clock.elapsed(), clock.update_seconds)
@@ -96,6 +98,7 @@ class Recorder:
             "update_seconds": update_seconds,
             "peak_memory_gb": max(self.peak_before_gb, self.monitor.peak_gb),
             "episodes": self.episodes.state(),
+            "boundaries": [list(each) for each in self.boundaries],
         }
 
     def after_update(self, update: Update, learning_rate: float) -> None:
@@ -104,12 +107,12 @@ class Recorder:
         if self.episodes.add(update.episodes):
             self.best = before  # the parameters that acted in these episodes, or slightly older ones
         last_timesteps, last_elapsed = self.boundaries[-1]
-        if self.trainer.take_state:
-            self.snapshot = self._take_snapshot(elapsed, elapsed - last_elapsed)
         counters, phases = self.trainer.counters, mean_phases(self.trainer.phase_seconds)
         self.boundaries.append((counters.timesteps, elapsed))
         while len(self.boundaries) > 2 and self.boundaries[1][1] <= elapsed - FINAL_FPS_SECONDS:
             self.boundaries.popleft()
+        if self.trainer.take_state:
+            self.snapshot = self._take_snapshot(elapsed, elapsed - last_elapsed)
         row = {
             "timesteps": counters.timesteps,
             "update": counters.updates,

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from src.config_file import read_config_file
 from src.errors import RunError, UsageError
 from src.figures import CURVES, draw_training_curves
-from src.metrics import read_rows, write_atomically
+from src.files import write_atomically
+from src.metrics import read_rows
 from src.run_folder import CONFIG_FILE
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from src.console import print_settings
 from src.distributed import Communicator
 from src.errors import Interrupted, PeerLost
 from src.learning_process import LearningProcess
+from src.record import failure_recorded
 from src.recorder import Clock, Recorder
 from src.run_folder import RunFolder
 from src.shared_memory import map_shared, open_rollout
@@ -196,6 +197,6 @@ def train_in_one_process(
         return map_shared(open_rollout(config.parallel, size))
 
     memory = None if config.parallel.buffer == "auto" else rollout_memory
-    with StopSignal() as stop:
-        process = Process(check_stop=stop.check, rollout_memory=memory)
+    with StopSignal() as stop, failure_recorded(folder, config) as taken:
+        process = Process(check_stop=stop.check, rollout_memory=memory, on_taken=taken.append)
         return train(config, folder, num_threads, resume, overwrite, process)

@@ -15,7 +15,7 @@ from pathlib import Path
 from src.config import Config, flat_settings
 from src.config_file import build_config, dump_config, read_config_file
 from src.errors import UsageError
-from src.metrics import write_atomically
+from src.files import write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from src.cli_flags import DEFAULT_HOURS
+from src.budget import DEFAULT_HOURS
 from src.config_file import describe_validation_error
 from src.errors import UsageError
 from src.procgen_games import canonical_id, procgen_game

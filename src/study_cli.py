@@ -11,11 +11,11 @@ from typing import Any
 from src.cli import exit_code
 from src.cli_flags import Parser, count
 from src.errors import EXIT_FAILED, Interrupted, UsageError
+from src.machine_lock import Lock, machine_lock_path
+from src.programs import Stop
 from src.study import ALGORITHMS, MODES, Cell, Study
 from src.study_console import Outcome, StudyProgress, print_outcomes, print_plan
 from src.study_folder import StudyFolder, open_study, read_study_file
-from src.study_lock import Lock, machine_lock_path
-from src.study_process import Stop
 from src.study_runner import Runner, in_turn
 from src.study_settings import parse_assignments, parse_settings
 from src.study_state import State

@@ -13,7 +13,7 @@ import yaml
 
 from src.config_file import parse_yaml, read_config_file
 from src.errors import RunError, UsageError
-from src.metrics import write_atomically
+from src.files import write_atomically
 from src.study import Cell, Study, build_study, training_flags
 from src.study_settings import check_study, settings_of
 from src.study_state import State, state_of

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from src.errors import Interrupted, RunError, UsageError
+from src.machine_load import busy_warning, measure_load
+from src.machine_lock import Lock
+from src.programs import Stop, describe_exit, run_logged
 from src.project import PROJECT
 from src.record import write_failed_record
 from src.run_folder import CONFIG_FILE, RunFolder, config_of_run
@@ -19,9 +22,6 @@ from src.study import Cell, script_of
 from src.study_console import Outcome, StudyProgress, evaluation_text, result_text, row_text
 from src.study_estimate import START_SECONDS, Estimate
 from src.study_folder import StudyFolder
-from src.study_load import busy_warning, measure_load
-from src.study_lock import Lock
-from src.study_process import Stop, describe_exit, run_logged
 from src.study_state import EVALUATION_LOG, TRAINING_LOG, last_row, reason_in
 from src.terminal import clock
 

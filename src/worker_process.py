@@ -1,6 +1,6 @@
 """A worker process: what it is told, what ties it to the others, and how it ends.
 
-The process that starts and watches them is described in src/workers.py.
+The process that starts and watches them is described in src/crew.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from src.signals import StopSignal
 
 # What a worker does, as a module with a function `work(job, link)`; loaded in the workers only.
 DATA_PARALLEL, ASYNCHRONOUS, ACTORS_AND_LEARNERS = "src.parallel", "src.async_workers", "src.actor_learner"
-DISTRIBUTED = "src.cluster_worker"
+DISTRIBUTED = "src.cluster_rank"
 POLL_SECONDS = 0.2  # how often who waits for a message looks whether the run goes on
 
 

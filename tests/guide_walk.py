@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from src import study_load, study_process, study_runner
+from src import machine_load, programs, study_runner
 from tests import runs
 from tests.guide_blocks import Command
 from tests.guide_programs import Program, Result, call, parse, program_of, resolve
@@ -82,7 +82,7 @@ def shrink_study(program: Program) -> list[str]:
 def run_in_process(
     command: Sequence[str], log: Path, stop: object, on_start: Any, on_poll: object, descriptors: object = ()
 ) -> int:
-    """What src/study_process.py does with the programs of a study, without starting any."""
+    """What src/programs.py does with the programs of a study, without starting any."""
     script = Path(command[1]).name
     result = call(script, [*command[2:], *(CAP if script == "evaluate.py" else ())])
     log.write_text(result.text, encoding="utf-8")
@@ -194,8 +194,8 @@ class Walk:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RL_BENCHMARK_LOCK", str(self.folder / "lock"))
             patch.setattr(study_runner, "run_logged", run_in_process)
-            patch.setattr(study_runner, "measure_load", lambda: study_load.measure_load(0.01))
-            patch.setattr(study_process, "POLL_SECONDS", 0.01)
+            patch.setattr(study_runner, "measure_load", lambda: machine_load.measure_load(0.01))
+            patch.setattr(programs, "POLL_SECONDS", 0.01)
             return call(program.name, shrink_study(program))
 
 

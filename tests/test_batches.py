@@ -66,7 +66,7 @@ class Side:
         self.full.put(slot)
 
     def die(self, actor: int) -> None:
-        """It is replaced by another, as src/workers.py does."""
+        """It is replaced by another, as src/crew.py does."""
         self.presence.begin(LEARNERS + actor)
 
 

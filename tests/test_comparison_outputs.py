@@ -24,7 +24,7 @@ from src.comparison_runs import load_run
 from src.comparison_sheet import sheet
 from src.comparison_tables import Table, across_table
 from src.comparison_text import layout, main_tables, markdown, report, terminal
-from src.metrics import strict_json
+from src.files import strict_json
 from src.statistics import Bootstrap
 from tests.comparison_run_folders import RunSet, evaluation, line, write_run
 

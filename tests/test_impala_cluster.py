@@ -28,14 +28,14 @@ from src.cluster_split import announce, hear, settled
 from src.config import Config
 from src.config_file import build_config
 from src.console import count_processes, who_waited
+from src.crew import Crew
+from src.crew_member import Worker
 from src.errors import Interrupted, RunError, UsageError
 from src.learning_process import Update
 from src.presence import Presence
 from src.run_folder import RunFolder
 from src.slot_queue import SlotQueue
-from src.worker import Worker
 from src.worker_process import Job, Link
-from src.workers import Crew
 from tests import cluster_runs, runs, step_env
 from tests.conftest import ThreadCommunicator
 

@@ -17,8 +17,8 @@ from src import cpu_utils
 from src.cli import exit_code
 from src.cpu_utils import describe_machine
 from src.errors import RunError, UsageError
-from src.record import describe_software
-from src.study_lock import Lock
+from src.machine_lock import Lock
+from src.software import describe_software
 from tests.test_peers_report import CASE, ROUNDS, figures
 
 OTHER = next(case for case in CASES if case.name == "ppo-nature")

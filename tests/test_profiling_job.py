@@ -13,7 +13,7 @@ from src.errors import RunError
 from src.profiling import Profile, Reached, read_profile, write_profile
 from src.profiling_cli import main
 from src.profiling_steps import EFFORTS, measure_machine
-from src.study_process import Stop
+from src.programs import Stop
 from tests.profiles import configured, profile
 
 

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from src.errors import RunError, UsageError
-from src.figures import count_text, draw_training_curves, duration_text, running_mean, tick_text
+from src.figures import draw_training_curves, running_mean
+from src.number_text import count_text, duration_text, tick_text
 from src.report import describe_levels, describe_run, load_curves, locate, plot_run
 
 ROOT = Path(__file__).resolve().parent.parent

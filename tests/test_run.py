@@ -20,6 +20,7 @@ import yaml
 from src import checkpoint as checkpoint_module
 from src import recorder as recorder_module
 from src.cli import main
+from src.errors import RunError
 from src.metrics import ROW_KEYS
 from src.recorder import Recorder
 from src.trainer import Update
@@ -334,7 +335,24 @@ def test_the_final_speed_is_that_of_the_last_seconds(tmp_path: Path, monkeypatch
     assert record["final_fps"] == pytest.approx(record["average_fps"], rel=0.01)  # shorter than that
     monkeypatch.setattr(recorder_module, "FINAL_FPS_SECONDS", 0.0)
     assert train(*flags, "--overwrite") == 0
-    assert runs.record(folder)["final_fps"] == pytest.approx(runs.rows(folder)[-1]["time/fps"], abs=0.001)
+    final_fps = runs.record(folder)["final_fps"]
+    assert final_fps == pytest.approx(runs.rows(folder)[-1]["time/fps"], abs=0.001)
+    assert train(*flags, "--resume") == 0  # it is done: nothing is added, and nothing is forgotten
+    assert runs.record(folder)["final_fps"] == final_fps
+
+
+def test_a_run_that_fails_once_it_has_its_folder_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RunError("no room for metrics")
+
+    monkeypatch.setattr(recorder_module, "MetricsWriter", refuse)
+    flags = (*CARTPOLE, "--total-timesteps", 64, "--output-dir", tmp_path / "run")
+    assert train(*flags) == 1
+    assert "no room for metrics" in capsys.readouterr().err
+    record = runs.record(tmp_path / "run")
+    assert (record["status"], record["total_timesteps"]) == ("failed", 0)
 
 
 def test_overwriting_leaves_other_runs_in_the_folders_that_they_share(tmp_path: Path) -> None:

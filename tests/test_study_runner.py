@@ -13,12 +13,12 @@ import pytest
 
 from src import study_console, study_runner
 from src.errors import Interrupted
+from src.machine_lock import Lock
+from src.programs import Stop
 from src.study import Cell
 from src.study_cli import main
 from src.study_console import StudyProgress
 from src.study_folder import StudyFolder, open_study
-from src.study_lock import Lock
-from src.study_process import Stop
 from src.study_runner import Runner
 from tests.test_study import evaluation, put, record_of
 

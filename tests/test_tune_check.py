@@ -10,7 +10,7 @@ from perf import tune_check
 from src.config import Config
 from src.profiling import Setup
 from src.profiling_advice import describe_setup, recommend
-from src.study_process import Stop
+from src.programs import Stop
 from tests.profiles import configured, profile
 
 

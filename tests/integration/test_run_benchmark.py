@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from src.study_lock import PATH_VARIABLE, Lock
+from src.machine_lock import PATH_VARIABLE, Lock
 from tests import runs
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]

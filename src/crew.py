@@ -18,6 +18,7 @@ from src import cpu_utils
 from src.calibration import Calibration, calibrate
 from src.cluster import World, host_name
 from src.config import Config
+from src.crew_member import KINDS, Worker, describe
 from src.errors import Interrupted, RunError, UsageError
 from src.presence import ABORT, Presence
 from src.record import write_failed_record
@@ -25,7 +26,6 @@ from src.run_folder import RunFolder
 from src.running_time import RunningTime
 from src.signals import StopSignal
 from src.terminal import counted
-from src.worker import KINDS, Worker, describe
 from src.worker_origin import worker_context
 from src.worker_process import Job, Link, module_of, worker_main
 

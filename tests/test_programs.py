@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from src import study_load
+from src import machine_load
 from src.errors import Interrupted, UsageError
+from src.machine_lock import Lock
+from src.programs import Stop, describe_exit, run_logged
 from src.project import PROJECT
-from src.study_lock import Lock
-from src.study_process import Stop, describe_exit, run_logged
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -152,7 +152,7 @@ def test_a_lock_is_held_as_long_as_a_program_goes_on_that_was_started_under_it(t
     code = f"""
 import os, subprocess, sys
 from pathlib import Path
-from src.study_lock import Lock
+from src.machine_lock import Lock
 lock = Lock(Path({str(tmp_path / "lock")!r}), "busy")
 lock.acquire(Path("my study"))
 sleep = [sys.executable, "-c", "import time; time.sleep(50)"]
@@ -192,8 +192,8 @@ def test_the_busiest_programs_are_named(monkeypatch: pytest.MonkeyPatch) -> None
             {1: ("idle", 5.0), 2: ("half", 5.1), 3: ("busy", 5.2), 4: ("new", 9.0), os.getpid(): ("us", 1.0)},
         ]
     )
-    monkeypatch.setattr(study_load, "_cpu_seconds", lambda: next(seconds))
-    load = study_load.measure_load(0.2)
+    monkeypatch.setattr(machine_load, "_cpu_seconds", lambda: next(seconds))
+    load = machine_load.measure_load(0.2)
     assert [each["name"] for each in load["busiest"]] == ["busy", "half"]
     assert load["busiest"][0]["cpu_percent"] == pytest.approx(2 * load["busiest"][1]["cpu_percent"], rel=0.01)
     assert 0 <= load["cpu_percent"] <= 100
@@ -201,8 +201,8 @@ def test_the_busiest_programs_are_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_only_a_busy_machine_is_warned_about() -> None:
     load = {"cpu_percent": 3.0, "busiest": []}
-    assert study_load.busy_warning(load) is None
+    assert machine_load.busy_warning(load) is None
     load = {"cpu_percent": 54.0, "busiest": [{"pid": 12, "name": "firefox", "cpu_percent": 100.0}]}
-    warning = study_load.busy_warning(load)
+    warning = machine_load.busy_warning(load)
     assert warning is not None
     assert "54 %" in warning and "firefox, pid 12" in warning

@@ -1,6 +1,6 @@
 """A rank of a distributed run: it meets the others, trains with them, and tells them how it ends.
 
-It is started by torchrun or srun, or by its node's first process (src/workers.py).
+It is started by torchrun or srun, or by its node's first process (src/crew.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from src.errors import EXIT_FAILED, Interrupted, PeerLost, RunError, UsageError,
 from src.learning_process import LearningProcess
 from src.node_memory import share_memory
 from src.presence import ABORT
-from src.record import write_failed_record
+from src.record import failure_recorded, write_failed_record
 from src.run import Process, train
 from src.run_folder import RunFolder
 from src.signals import StopSignal
@@ -65,19 +65,17 @@ def train_as_rank(
 ) -> int:
     """Train in this process as one rank, which torchrun or srun has started. Errors name the rank."""
     name = world.rank_name(0 if world.local_rank is None else world.local_rank)
-
-    taken: list[Path] = []
-
-    def on_hang(text: str) -> None:
-        print(f"{Path(sys.argv[0]).name}: failed: {name}: {text}", file=sys.stderr, flush=True)
-        try:
-            if taken:
-                write_failed_record(folder, config)
-        finally:
-            os._exit(EXIT_FAILED)
-
     job = Job("", None, None, config, folder, num_threads, resume, overwrite, os.getpid(), world)
-    with StopSignal(repeats=True) as stop:
+    with StopSignal(repeats=True) as stop, failure_recorded(folder, config) as taken:
+
+        def on_hang(text: str) -> None:
+            print(f"{Path(sys.argv[0]).name}: failed: {name}: {text}", file=sys.stderr, flush=True)
+            try:
+                if taken:
+                    write_failed_record(folder, config)
+            finally:
+                os._exit(EXIT_FAILED)
+
         # The launcher's tree is that of all ranks of the node.
         starter = Starter(
             asked=lambda: stop.received or 0,

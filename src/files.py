@@ -1,0 +1,45 @@
+"""Files that readers never see half-written, and JSON that every reader understands."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def strict_json(value: Any) -> Any:
+    """Plain values for strict JSON: numbers that JSON cannot say (NaN, infinities) become null."""
+    if isinstance(value, Mapping):
+        return {str(key): strict_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict_json(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write strict JSON under a temporary name and rename it: readers see the old file or the whole new
+    one."""
+    write_atomically(path, (json.dumps(strict_json(value), indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
+    """Write bytes to disk under a temporary name, then rename. On an error the temporary file is removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
