@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -167,5 +168,5 @@ def slowest_rank(communicator: Communicator, busy: list[float]) -> dict[str, Any
 
 def require_finite(parameters: torch.Tensor) -> None:
     """Raise RunError if training has diverged, before such parameters are saved."""
-    if not torch.isfinite(parameters).all():
+    if not all(math.isfinite(float(each)) for each in parameters.aminmax()):  # NaN is passed on by both
         raise RunError("the parameters are not finite: training diverged")
