@@ -245,7 +245,7 @@ class EventFile:
         from torch.utils.tensorboard import SummaryWriter
 
         self._summary = Summary
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
 
     def write(self, row: Mapping[str, Any]) -> None:
         values = [
