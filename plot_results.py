@@ -8,7 +8,7 @@ from src.cli_flags import Parser
 
 
 def main() -> int:
-    parser = Parser(description=__doc__, allow_abbrev=False)
+    parser = Parser(description=__doc__)
     source, target = "metrics.jsonl of a run, or the run's folder", "training_curves.png in the run's folder"
     parser.add_argument("--log-file", type=Path, required=True, metavar="FILE", help=source)
     parser.add_argument("--output", type=Path, metavar="FILE", help=f"png, svg or pdf (default: {target})")

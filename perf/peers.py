@@ -41,9 +41,7 @@ TRIES = 2  # of a peer in a round: one hiccup is not to leave it out
 
 
 def make_parser() -> Parser:
-    parser = Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--cases", nargs="+", metavar="CASE", help="which workloads (default: all; see --list)"
     )

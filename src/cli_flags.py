@@ -79,7 +79,10 @@ FLAGS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong flag in one line."""
+    """Reports a wrong flag in one line, and takes no flag that is cut short."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see --help)")
@@ -93,7 +96,6 @@ def make_parser(algorithm: str, mode: str, timed: bool) -> Parser:
         f"the configuration file and flags go over them; in brackets: what {path.relative_to(PROJECT)} says.",
         epilog=f"Give {other} as well and whichever ends first ends the run. Ctrl-C stops it safely: "
         "--resume --output-dir DIR continues.",
-        allow_abbrev=False,
     )
     add_run_flags(parser, path, resumes_itself=mode == "distributed")
     shown = shown_settings(path, timed)

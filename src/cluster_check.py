@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="python -m src.distributed", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="python -m src.distributed", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", required=True, help="measure all nodes and the network"
     )

@@ -29,7 +29,6 @@ def make_parser() -> Parser:
         "<name>_report.txt, <name>.md, <name>.csv, <name>.json and <name>.html. "
         "Examples: compare_results.py --sequential runs/ppo_seq --parallel runs/ppo_par; "
         "compare_results.py --runs 'benchmarks/study/*' --baseline 'PPO sequential' --threshold 8",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     runs = parser.add_argument_group("which runs: folders of runs, folders above several, or globs")

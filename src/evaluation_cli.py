@@ -36,7 +36,6 @@ def make_parser() -> Parser:
         description="Measure a trained policy, or the random one, over a number of whole episodes.",
         epilog="The same command gives the same episodes. The run is left as it is: results are added to its "
         "folder under evaluation/.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--checkpoint", type=Path, metavar="FILE", help="the checkpoint to evaluate")

@@ -115,7 +115,6 @@ def make_parser() -> Parser:
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add_subject(parser)
     add_efforts(parser)

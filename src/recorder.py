@@ -80,7 +80,7 @@ class Recorder:
         self.boundaries = deque([(self.first_timesteps, clock.elapsed())])
         """Timesteps and seconds at the ends of updates, those of the last FINAL_FPS_SECONDS."""
         if checkpoint is not None and "boundaries" in checkpoint:  # older ones do not have them
-            self.boundaries = deque((each[0], each[1]) for each in checkpoint["boundaries"])
+            self.boundaries = deque(checkpoint["boundaries"])
         self.updates = updates
         self.saved_at = (updates, clock.elapsed())
         self.snapshot = self._take_snapshot(clock.elapsed(), clock.update_seconds)
@@ -98,7 +98,7 @@ class Recorder:
             "update_seconds": update_seconds,
             "peak_memory_gb": max(self.peak_before_gb, self.monitor.peak_gb),
             "episodes": self.episodes.state(),
-            "boundaries": [list(each) for each in self.boundaries],
+            "boundaries": list(self.boundaries),
         }
 
     def after_update(self, update: Update, learning_rate: float) -> None:

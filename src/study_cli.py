@@ -66,7 +66,6 @@ def make_parser() -> Parser:
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     _add_matrix_flags(parser.add_argument_group("the study"))
     _add_run_flags(parser.add_argument_group("its runs"))
