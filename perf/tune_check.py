@@ -30,8 +30,9 @@ from src.machine_lock import Lock, machine_lock_path
 from src.profiling import Profile, Setup
 from src.profiling_advice import ENVS_TOLERANCE, describe_setup, recommend, with_envs
 from src.profiling_limits import microbatch_samples, share_of_minibatch
-from src.profiling_steps import EFFORTS, counts_up_to, measure_machine
-from src.profiling_trials import run_script, short_run
+from src.profiling_machine import MachineMeasurement
+from src.profiling_steps import EFFORTS, counts_up_to
+from src.profiling_trials import try_out
 from src.programs import Stop
 from src.project import default_config_path
 
@@ -89,7 +90,7 @@ def program(config: Config, setup: Setup) -> tuple[int | None, ...]:
 
 
 def rate(config: Config, setup: Setup, seconds: float, stop: Stop) -> float:
-    return run_script(short_run(config, setup, seconds), stop, lambda: None).fps
+    return try_out(config, setup, seconds, stop, lambda: None).fps
 
 
 def check(
@@ -161,9 +162,10 @@ def check_network(name: str, network: str, cases: list[str], seconds: float, rou
     configs = {case: configured(case, network) for case in cases}
     config = next(iter(configs.values()))
     print(f"{network}: measuring the machine", flush=True)
-    profile = measure_machine(
-        config, [config.env], EFFORTS["normal"], stop.check, lambda share, text: None, None
-    )
+    machine = MachineMeasurement(config, [config.env], EFFORTS["normal"], stop.check)
+    machine.measure(lambda share, text: None)
+    machine.measure_parts(lambda share, text: None)
+    profile = machine.profile(None)
     texts, data = [], {}
     for case, each in configs.items():
         text, data[case] = check(case, each, profile, seconds, rounds, stop)

@@ -1,6 +1,6 @@
 """What is known of this machine's speed: a profile, as it is measured, kept as JSON, and found again.
 
-How a profile is measured is in src/profiling_steps.py; what follows from it in src/profiling_limits.py and
+How a profile is measured is in src/profiling_machine.py; what follows from it in src/profiling_limits.py and
 src/profiling_advice.py.
 """
 
@@ -150,8 +150,8 @@ class Setup(Section):
 class Reached(Section):
     """What a short run of the real script came to."""
 
+    setup: Setup
     fps: PositiveFloat
-    num_envs: Count
     n_steps: Count
     batch_size: Count | None
     """Samples of a minibatch, or of a batch of IMPALA; None: the whole rollout."""
@@ -172,21 +172,23 @@ class Result(Section):
     threads: Count
     """Of the limit: those of a sequential run, 1 for each core otherwise."""
     limit_fps: PositiveFloat
+    """With the environments of the short run, or of the recommendation if there was none."""
     machine_limit_fps: PositiveFloat
     """Of all cores with a thread each, which a sequential run cannot reach."""
     parts: dict[str, float]
     """Share of the limit's time: env, forward, learn."""
     setup: Setup
+    """The recommendation."""
     reached: Reached | None
     share: float | None
-    """What the run reached of the limit for its environments."""
+    """What the short run reached of the limit."""
     bottleneck: str
 
 
 class Profile(Section):
     """All that was measured, and what follows."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     measured_at: str
     git_commit: str | None
     """Of this project, which measured; None without git."""

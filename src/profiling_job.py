@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,21 @@ from src.errors import RunError, UsageError
 from src.files import write_atomically
 from src.machine_load import busy_warning, measure_load
 from src.machine_lock import Lock, machine_lock_path
-from src.profiling import Profile, describe_env, env_key, read_profile, write_profile
+from src.profiling import Profile, Reached, describe_env, env_key, read_profile, write_profile
+from src.profiling_advice import recommend
 from src.profiling_efficiency import find_profile
+from src.profiling_machine import MachineMeasurement
 from src.profiling_report import describe_profile
 from src.profiling_request import Pair
-from src.profiling_results import result_of, try_out
-from src.profiling_steps import Effort, measure_machine
+from src.profiling_results import result_of
+from src.profiling_steps import Effort
+from src.profiling_trials import try_out
 from src.programs import Stop
 from src.settings import EnvConfig
 
 LINE_SECONDS = 10.0
-RUN_WEIGHT = 0.25  # of a short run, compared with all other measurements
+RUN_WEIGHT = 0.25  # of a short run, compared with all that is measured before the first one
+AGAIN_WEIGHT = 0.7  # of what is measured after the last one
 BUSY = "a profile and other measurements at once would slow each other down"
 BAR = "{percentage:3.0f}%|{bar}| {desc}"
 
@@ -73,11 +78,9 @@ def reuse(folder: Path, configs: dict[Pair, Config], envs: list[EnvConfig]) -> t
     before = {(each.algorithm, each.mode): each for each in profile.results}
     results = []
     for pair, config in configs.items():
-        result = result_of(profile, config, None)
         old = before.get(pair)
-        if old is not None and (old.setup, old.epochs) == (result.setup, result.epochs):
-            result = result_of(profile, config, old.reached)
-        results.append(result)
+        same = old is not None and old.epochs == config.training.n_epochs
+        results.append(result_of(profile, config, old.reached if old is not None and same else None))
     return path, profile.model_copy(update={"results": tuple(results)})
 
 
@@ -89,8 +92,8 @@ def measure(
     stop: Stop,
     progress: Progress,
 ) -> Profile:
-    """Measure the machine, then what each script reaches on it; where a short run fails, that is said at once
-    and nothing is known of what its script reaches."""
+    """Measure the machine, what each script reaches on it, and once more the parts of a timestep; where a
+    short run fails, that is said at once and nothing is known of what its script reaches."""
     lock = Lock(machine_lock_path(), BUSY, "profile")
     lock.acquire(folder)
     try:
@@ -98,34 +101,52 @@ def measure(
         warning = busy_warning(load)
         if warning is not None:
             print(f"{warning}: the figures will be too low", file=sys.stderr)
-        whole = 1 + RUN_WEIGHT * len(configs)
-        profile = measure_machine(
-            next(iter(configs.values())),
-            envs,
+        others, runs = load["cpu_percent"], RUN_WEIGHT * len(configs)
+        whole = 1 + runs + AGAIN_WEIGHT
+        machine = MachineMeasurement(next(iter(configs.values())), envs, effort, stop.check)
+        machine.measure(lambda share, text: progress.show(share / whole, text))
+        reached = short_runs(
+            configs,
+            machine.profile(others),
             effort,
-            stop.check,
-            lambda share, text: progress.show(share / whole, text),
-            load["cpu_percent"],
+            stop,
+            lambda number, text: progress.show((1 + RUN_WEIGHT * number) / whole, text),
         )
-        began, results = time.perf_counter(), []
-        for number, (pair, config) in enumerate(configs.items()):
-            begun, share = time.monotonic(), (1 + RUN_WEIGHT * number) / whole
-
-            def show(pair: Pair = pair, begun: float = begun, share: float = share) -> None:
-                seconds = time.monotonic() - begun
-                progress.show(share, f"a short run of {' '.join(pair)}, {seconds:.0f} s")
-
-            show()
-            reached = None
-            try:
-                reached = try_out(profile, config, effort.run_seconds, stop, show)
-            except RunError as error:
-                tqdm.write(f"warning: {error}", file=sys.stderr)
-            results.append(result_of(profile, config, reached))
-        seconds = profile.duration_seconds + time.perf_counter() - began
+        machine.measure_parts(
+            lambda share, text: progress.show((1 + runs + AGAIN_WEIGHT * share) / whole, f"again: {text}")
+        )
+        profile = machine.profile(others)
     finally:
         lock.release()
-    return profile.model_copy(update={"results": tuple(results), "duration_seconds": round(seconds, 1)})
+    results = tuple(result_of(profile, config, reached[pair]) for pair, config in configs.items())
+    return profile.model_copy(update={"results": results})
+
+
+def short_runs(
+    configs: dict[Pair, Config],
+    profile: Profile,
+    effort: Effort,
+    stop: Stop,
+    show: Callable[[int, str], None],
+) -> dict[Pair, Reached | None]:
+    """What each script reaches with the setup that a profile recommends; None where its run failed.
+
+    `show` gets the number of the run and what goes on.
+    """
+    reached: dict[Pair, Reached | None] = {}
+    for number, (pair, config) in enumerate(configs.items()):
+        begun = time.monotonic()
+
+        def poll(number: int = number, pair: Pair = pair, begun: float = begun) -> None:
+            show(number, f"a short run of {' '.join(pair)}, {time.monotonic() - begun:.0f} s")
+
+        poll()
+        try:
+            reached[pair] = try_out(config, recommend(profile, config), effort.run_seconds, stop, poll)
+        except RunError as error:
+            reached[pair] = None
+            tqdm.write(f"warning: {error}", file=sys.stderr)
+    return reached
 
 
 def save(profile: Profile, configs: dict[Pair, Config], folder: Path) -> Path:

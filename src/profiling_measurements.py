@@ -56,7 +56,8 @@ def use_contiguous_layout(model: ActorCritic) -> None:
     """Have a network compute in contiguous NCHW: its weights and input are copied to that layout."""
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()
-    model.body.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
+    first = next(module for module in model.body.modules() if isinstance(module, nn.Conv2d))
+    first.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
 
 
 class Bench:

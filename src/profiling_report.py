@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from src.config import Config
-from src.profiling import NetworkSpeed, Profile, Reached, Result
+from src.profiling import NetworkSpeed, Profile, Result
 from src.profiling_advice import describe_setup
 from src.profiling_limits import NotMeasured, describe_model, passes, thread_counts
 from src.terminal import WIDTH
@@ -210,9 +210,10 @@ def limit_table(profile: Profile) -> Iterator[str]:
         )
     yield ""
     yield textwrap.fill(
-        "limit: cores / (environment + forward + epochs x forward and backward); of a sequential run, of one "
-        "process with its threads; all cores: with a thread for each core, which a sequential run cannot "
-        "reach; reached: a short run of the real script with the setup and the sizes below.",
+        "limit: cores / (environment + forward + epochs x forward and backward), each measured before and "
+        "after the runs; of a sequential run, of one process with its threads; all cores: with a thread for "
+        "each core, which a sequential run cannot reach; reached: a short run of the real script with the "
+        "setup and the sizes below.",
         100,
     )
 
@@ -220,7 +221,7 @@ def limit_table(profile: Profile) -> Iterator[str]:
 def recommended(result: Result, config: Config) -> str:
     text = f"{describe_setup(result.setup, config)}; predicted {result.setup.predicted_fps:,.0f} FPS"
     if result.reached is not None:
-        text += f"; reached with {describe_sizes(result.reached)}"
+        text += f"; reached with {describe_run(result, config)}"
     before, now = config.env.num_envs, result.setup.num_envs
     if now == before:
         return text
@@ -230,10 +231,18 @@ def recommended(result: Result, config: Config) -> str:
     )
 
 
-def describe_sizes(reached: Reached) -> str:
-    """`rollouts of 32 x 64 steps, minibatches of 2,048`; an update on all of a rollout has none."""
-    text = f"rollouts of {reached.num_envs} x {reached.n_steps} steps"
-    return text if reached.batch_size is None else f"{text}, minibatches of {reached.batch_size:,}"
+def describe_run(result: Result, config: Config) -> str:
+    """`rollouts of 32 x 64 steps, minibatches of 2,048`: an update on all of a rollout has none.
+
+    Its setup is added where it is not the recommended one, for which what was measured after the run counts.
+    """
+    reached = result.reached
+    assert reached is not None
+    text = f"rollouts of {reached.setup.num_envs} x {reached.n_steps} steps"
+    if reached.batch_size is not None:
+        text += f", minibatches of {reached.batch_size:,}"
+    now, before = (describe_setup(each, config) for each in (result.setup, reached.setup))
+    return text if now == before else f"{text} and {before}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from src.config import Config
 from src.profiling import Profile, Reached, Result
 from src.profiling_advice import bottleneck, recommend, with_envs
 from src.profiling_limits import best_times, limit, machine_limit
-from src.profiling_trials import run_script, short_run
-from src.programs import Stop
 
 
 def result_of(profile: Profile, config: Config, reached: Reached | None) -> Result:
-    """What a profile says of config's algorithm and mode; `reached` is what a run with the recommended setup
-    came to, if there was one. Raises UsageError if no setup is possible."""
+    """What a profile says of config's algorithm and mode; `reached` is what a short run came to, if there was
+    one. Raises UsageError if no setup is possible."""
     setup = recommend(profile, config)
-    sized = with_envs(config, setup.num_envs)
-    threads = setup.threads if config.mode == "sequential" else 1
+    ran = setup if reached is None else reached.setup
+    sized = with_envs(config, ran.num_envs)
+    threads = ran.threads if config.mode == "sequential" else 1
     most, times = limit(profile, sized, threads), best_times(profile, sized, threads)
     share = None if reached is None else reached.fps / most
     epochs = config.training.n_epochs
@@ -34,10 +31,3 @@ def result_of(profile: Profile, config: Config, reached: Reached | None) -> Resu
         share=share,
         bottleneck=bottleneck(times, epochs, share, {} if reached is None else reached.shares),
     )
-
-
-def try_out(
-    profile: Profile, config: Config, seconds: float, stop: Stop, on_poll: Callable[[], None]
-) -> Reached:
-    """Run the real script with the recommended setup for about so many seconds of training."""
-    return run_script(short_run(config, recommend(profile, config), seconds), stop, on_poll)

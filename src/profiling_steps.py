@@ -1,39 +1,16 @@
-"""Measuring a machine: which measurements there are, in which order, and the profile that they make."""
+"""Which measurements a profile is made of, and in which order."""
 
 from __future__ import annotations
 
-import json
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any
 
-from src import cpu_utils
 from src.config import Config
-from src.cpu_identity import cpu_flags, cpu_identity
-from src.measuring import Measurers
-from src.profiling import (
-    EnvironmentSpeed,
-    LayerSpeed,
-    Machine,
-    Network,
-    NetworkSpeed,
-    Profile,
-    ReduceSpeed,
-    Startup,
-    env_key,
-    host_name,
-    resolved_model,
-)
-from src.profiling_efficiency import installed_torch
+from src.profiling import env_key
 from src.settings import EnvConfig
-from src.software import describe_software
 
-BENCH = "src.profiling_measurements"
 ACTING, LEARNING = 32, 128  # sizes at which layouts and precisions are compared
-STARTUP = ("imports", "environments", "network")
 SMALL_SUM = 4096  # bytes: what a sum takes at the least
 
 
@@ -137,134 +114,3 @@ def steps_with(
     if is_image:
         yield network("forward", "layout NCHW", ACTING, (threads, "NCHW", plain[2]))
         yield network("forward_backward", "layout NCHW", LEARNING, (threads, "NCHW", plain[2]))
-
-
-def measure_machine(
-    config: Config,
-    envs: Sequence[EnvConfig],
-    effort: Effort,
-    check_stop: Callable[[], None],
-    show: Callable[[float, str], None],
-    load_of_others: float | None,
-) -> Profile:
-    """Measure with one process for each core. `config` says network, environments and seed; `envs` are all
-    that are stepped. `show` gets the share that is done and what is measured now.
-
-    Raises UsageError if environments or network cannot be made, RunError if a process dies.
-    """
-    cores, tuned = cpu_utils.usable_cores(), config.hardware.tune_allocator
-    precisions = ("float32", "bfloat16") if cpu_utils.has_bfloat16() else ("float32",)
-    largest = max(*effort.acting, *effort.learning, config.env.num_envs, ACTING, LEARNING)
-    began = time.perf_counter()
-    values: dict[tuple[Any, ...], list[float]] = {}
-    show(0.0, "starting a process for each core")
-    with Measurers(cores, BENCH, (config, largest), check_stop, tuned) as measurers:
-        facts = measurers.ask("describe")
-        parameters, is_image = facts[0]["parameters"], len(facts[0]["observation_shape"]) == 3
-        steps = plan(config, envs, effort, cores, precisions, parameters, is_image) * effort.rounds
-        for number, step in enumerate(steps):
-            show(number / len(steps), step.label)
-            values.setdefault(step.key, []).append(statistics.fmean(answers(measurers, step)))
-        layers = measurers.ask("layers", LEARNING, effort.seconds)
-    medians = {key: statistics.median(each) for key, each in values.items()}
-    return assemble(
-        config,
-        medians,
-        facts,
-        layers_of(layers),
-        duration_seconds=round(time.perf_counter() - began, 1),
-        cpu_percent_of_others=load_of_others,
-        machine=machine_of(medians, cores),
-    )
-
-
-def assemble(
-    config: Config,
-    medians: Mapping[tuple[Any, ...], float],
-    facts: Sequence[Mapping[str, Any]],
-    layers: tuple[LayerSpeed, ...],
-    **rest: Any,
-) -> Profile:
-    """The profile from the medians of all steps and what the processes said of themselves."""
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    startup = {name: statistics.fmean(each["startup"][name] for each in facts) for name in STARTUP}
-    return Profile(
-        measured_at=now,
-        git_commit=describe_software()["git_commit"],
-        host=host_name(),
-        network=network_of(config, facts[0]),
-        environments=tuple(
-            EnvironmentSpeed(
-                id=key[1],
-                distribution_mode=key[2],
-                options=json.loads(key[3]),
-                threads=key[4],
-                num_envs=config.env.num_envs,
-                seconds=seconds,
-                measured_at=now,
-            )
-            for key, seconds in medians.items()
-            if key[0] == "environment"
-        ),
-        forward=network_speeds(medians, "forward"),
-        forward_backward=network_speeds(medians, "forward_backward"),
-        layers=layers,
-        layers_size=LEARNING,
-        reduce=tuple(
-            ReduceSpeed(processes=key[1], bytes=key[2], seconds=seconds)
-            for key, seconds in medians.items()
-            if key[0] == "all_reduce"
-        ),
-        startup=Startup(**startup),
-        **rest,
-    )
-
-
-def answers(measurers: Measurers, step: Step) -> list[float]:
-    """What the processes of a step measured."""
-    if step.key[0] != "all_reduce":
-        return measurers.ask(step.key[0], *step.arguments, count=step.count)
-    (port,) = measurers.ask("open_store", count=1)
-    parts = [(rank, step.count, port, *step.arguments) for rank in range(step.count)]
-    return measurers.ask_each("all_reduce", parts)
-
-
-def machine_of(medians: Mapping[tuple[Any, ...], float], cores: int) -> Machine:
-    described = cpu_utils.describe_machine()
-    return Machine(
-        cpu_model=described["cpu_model"],
-        identity=cpu_identity(),
-        physical_cores=described["physical_cores"],
-        usable_cores=cores,
-        ram_gb=described["ram_gb"],
-        flags=cpu_flags(),
-        torch=installed_torch() or "",
-        peak_flops=medians["peak", "float32"],
-        peak_flops_bfloat16=medians.get(("peak", "bfloat16")),
-        memory_bandwidth=medians["copy", False],
-        cache_bandwidth=medians["copy", True],
-    )
-
-
-def network_of(config: Config, facts: Mapping[str, Any]) -> Network:
-    shape = tuple(facts["observation_shape"])
-    model = resolved_model(config.model, len(shape) == 3)
-    keys = ("num_actions", "parameters", "forward_flops", "forward_backward_flops")
-    named = {key: facts[key] for key in keys}
-    return Network(model=model, name=model.architecture, observation_shape=shape, **named)
-
-
-def network_speeds(medians: Mapping[tuple[Any, ...], float], name: str) -> tuple[NetworkSpeed, ...]:
-    return tuple(
-        NetworkSpeed(size=key[1], threads=key[2], layout=key[3], precision=key[4], seconds=seconds)
-        for key, seconds in medians.items()
-        if key[0] == name
-    )
-
-
-def layers_of(answers: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[LayerSpeed, ...]:
-    """Layers with the mean of their times over the processes."""
-    return tuple(
-        LayerSpeed.model_validate({**same[0], "seconds": statistics.fmean(each["seconds"] for each in same)})
-        for same in zip(*answers, strict=True)
-    )

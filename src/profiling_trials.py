@@ -68,9 +68,12 @@ def short_run(config: Config, setup: Setup, seconds: float) -> Config:
     return build_config(data, "a short run")
 
 
-def run_script(config: Config, stop: Stop, on_poll: Callable[[], None]) -> Reached:
-    """Run the script of config's algorithm and mode to its end. Raises RunError or Interrupted."""
-    began = time.monotonic()
+def try_out(config: Config, setup: Setup, seconds: float, stop: Stop, on_poll: Callable[[], None]) -> Reached:
+    """Run the script of config's algorithm and mode with a setup, for about so many seconds of training.
+
+    Raises RunError or Interrupted.
+    """
+    began, run = time.monotonic(), short_run(config, setup, seconds)
 
     def poll() -> None:
         on_poll()
@@ -80,7 +83,7 @@ def run_script(config: Config, stop: Stop, on_poll: Callable[[], None]) -> Reach
     name = f"train_{config.algorithm}_{config.mode}.py"
     with tempfile.TemporaryDirectory(prefix="profile-") as parent:
         folder, settings, log = Path(parent) / "run", Path(parent) / "config.yaml", Path(parent) / "log"
-        settings.write_text(dump_config(config), encoding="utf-8")
+        settings.write_text(dump_config(run), encoding="utf-8")
         words = [sys.executable, str(PROJECT / name), "--config", str(settings), "--output-dir", str(folder)]
         code = run_logged(words, log, stop, lambda pid: None, poll)
         took = time.monotonic() - began
@@ -88,11 +91,11 @@ def run_script(config: Config, stop: Stop, on_poll: Callable[[], None]) -> Reach
         if code:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             raise RunError(f"a short run of {name} failed ({describe_exit(code) or lines[-1]})")
-        return read_run(folder, config, took)
+        return read_run(folder, run, setup, took)
 
 
-def read_run(folder: Path, config: Config, took: float) -> Reached:
-    """What a run left; `took` are the seconds from its start to its end."""
+def read_run(folder: Path, config: Config, setup: Setup, took: float) -> Reached:
+    """What a run with a setup left; `took` are the seconds from its start to its end."""
     (path,) = folder.glob("logs/*/metrics.jsonl")
     rows = read_rows(path)
     record = json.loads((folder / "benchmark_metrics.json").read_text(encoding="utf-8"))
@@ -102,8 +105,8 @@ def read_run(folder: Path, config: Config, took: float) -> Reached:
     if seconds <= 0 or timesteps <= 0:
         raise RunError("a short run ended before its speed could be told")
     return Reached(
+        setup=setup,
         fps=timesteps / seconds,
-        num_envs=config.env.num_envs,
         n_steps=config.training.n_steps,
         batch_size=config.training.batch_size,
         updates=last["update"] - first["update"],

@@ -10,6 +10,7 @@ from src.config import Config
 from src.config_file import build_config
 from src.cpu_identity import cpu_flags, cpu_identity
 from src.profiling import Profile, Reached, Setup
+from src.profiling_advice import recommend
 from src.profiling_efficiency import installed_torch
 from src.profiling_results import result_of
 
@@ -112,8 +113,8 @@ def configured(algorithm: str = "ppo", mode: str = "sequential", **sections: Any
 def with_results() -> Profile:
     """The made-up profile with what it says of PPO, which a run has tried, and of IMPALA."""
     reached = Reached(
+        setup=recommend(profile(), configured()),
         fps=200.0,
-        num_envs=32,
         n_steps=64,
         batch_size=1024,
         updates=3,

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
-from src import cpu_utils, profiling_job, profiling_steps, profiling_trace
+from src import cpu_utils, profiling_job, profiling_machine, profiling_trace
 from src.config import Config
 from src.errors import RunError
-from src.profiling import Profile, Reached, read_profile, write_profile
+from src.profiling import Profile, Reached, Setup, read_profile, write_profile
 from src.profiling_cli import main
-from src.profiling_steps import EFFORTS, measure_machine
+from src.profiling_machine import STARTUP, MachineMeasurement, Show
+from src.profiling_report import describe_run
+from src.profiling_results import result_of
+from src.profiling_steps import EFFORTS, Step
 from src.programs import Stop
-from tests.profiles import configured, profile
+from tests.profiles import configured, passes, profile, setup
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +26,10 @@ def _machine_of_two_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("RL_BENCHMARK_LOCK", str(tmp_path / "lock"))
 
 
-def reached(config: Config) -> Reached:
+def reached(config: Config, setup: Setup) -> Reached:
     return Reached(
+        setup=setup,
         fps=100.0,
-        num_envs=config.env.num_envs,
         n_steps=config.training.n_steps,
         batch_size=config.training.batch_size,
         updates=2,
@@ -35,17 +38,32 @@ def reached(config: Config) -> Reached:
     )
 
 
+class MadeUp(MachineMeasurement):
+    """A measurement whose first profile is the made-up one. Measured again, a pass forward takes twice as
+    long, in the median 1.5 times."""
+
+    def measure(self, show: Show) -> None:
+        self.slow = 1.0
+
+    def measure_parts(self, show: Show) -> None:
+        self.slow = 1.5
+
+    def profile(self, load_of_others: float | None) -> Profile:
+        times = {1: {32: 0.3 * self.slow}, 2: {32: 0.22 * self.slow}}
+        return profile(forward=passes("float32", times))
+
+
 def test_a_short_run_that_fails_costs_its_figure_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def try_out(profile: Profile, config: Config, *_: Any) -> Reached:
+    def try_out(config: Config, setup: Setup, *_: Any) -> Reached:
         if config.algorithm == "ppo":
             raise RunError("a short run of train_ppo_sequential.py failed (cannot reserve memory)")
-        return reached(config)
+        return reached(config, setup)
 
     load = {"cpu_percent": 0.0, "busiest": []}
     monkeypatch.setattr(profiling_job, "measure_load", lambda: load)
-    monkeypatch.setattr(profiling_job, "measure_machine", lambda *_: profile())
+    monkeypatch.setattr(profiling_job, "MachineMeasurement", MadeUp)
     monkeypatch.setattr(profiling_job, "try_out", try_out)
     flags = ["--network", "nature", "--algorithms", "ppo", "a2c", "--modes", "sequential"]
     folder = tmp_path / "profiles"
@@ -56,6 +74,8 @@ def test_a_short_run_that_fails_costs_its_figure_and_nothing_else(
     ppo, a2c = read_profile(folder / "made-up_nature.json").results
     assert (ppo.reached, ppo.share) == (None, None)
     assert a2c.reached is not None and a2c.share == pytest.approx(100 / a2c.limit_fps)
+    seconds = 0.08 + 1.5 * 0.22 + 0.7  # of two threads, in the mean of before and after the run
+    assert a2c.limit_fps == pytest.approx(1e3 / seconds)
     rows = {line[:20].strip(): line[20:].split() for line in output.splitlines()}
     assert rows["PPO sequential"][1:3] == ["-", "-"]
     assert (folder / "made-up_nature.txt").exists() and (folder / "made-up_nature.png").exists()
@@ -72,11 +92,62 @@ def test_the_machine_is_measured_with_the_allocator_of_the_runs(
     def measurers(count: int, bench: str, arguments: Any, check_stop: Any, tune_allocator: bool) -> Any:
         raise Asked(tune_allocator)
 
-    monkeypatch.setattr(profiling_steps, "Measurers", measurers)
+    monkeypatch.setattr(profiling_machine, "Measurers", measurers)
     config = configured(hardware={"tune_allocator": tuned})
     with pytest.raises(Asked) as asked:
-        measure_machine(config, [config.env], EFFORTS["quick"], lambda: None, lambda *_: None, None)
+        MachineMeasurement(config, [config.env], EFFORTS["quick"], lambda: None).measure(lambda *_: None)
     assert asked.value.args == (tuned,)
+
+
+def test_the_parts_of_a_timestep_are_measured_before_and_after_the_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that is half as fast in the end: the profile has the mean, of what runs are made of."""
+    slow = 1.0
+
+    class Processes:
+        def __enter__(self) -> Processes:
+            return self
+
+        def __exit__(self, *_: Any) -> None:
+            pass
+
+        def ask(self, name: str, *_: Any) -> list[Any]:
+            if name == "layers":
+                return [[{"name": "conv", "flops": 1.0, "bytes": 1.0, "seconds": 1.0}]]
+            described = profile().network.model_dump() | {"startup": dict.fromkeys(STARTUP, 1.0)}
+            return [described]
+
+    def answers(processes: Processes, step: Step) -> list[float]:
+        return [slow]
+
+    monkeypatch.setattr(profiling_machine, "Measurers", lambda *_: Processes())
+    monkeypatch.setattr(profiling_machine, "answers", answers)
+    config = configured()
+    machine = MachineMeasurement(config, [config.env], EFFORTS["normal"], lambda: None)
+    machine.measure(lambda *_: None)
+    slow = 2.0
+    machine.measure_parts(lambda *_: None)
+    made = machine.profile(None)
+    assert {each.seconds for each in made.environments} == {1.5}
+    for speeds in (made.forward, made.forward_backward):
+        seconds = {(each.layout, each.precision): each.seconds for each in speeds}
+        assert seconds["channels_last", "float32"] == 1.5
+        assert seconds["NCHW", "float32"] == 1.0  # which no run uses
+    assert {each.seconds for each in made.reduce} == {1.0}
+    assert made.machine.peak_flops == 1.0
+
+
+def test_a_run_with_another_setup_than_the_one_recommended_in_the_end_counts_for_its_own_limit() -> None:
+    config = configured("ppo", "parallel")
+    ran = setup(processes=1, threads=2, num_envs=64)
+    result = result_of(profile(), config, reached(config, ran))
+    assert result.setup != ran and result.setup.num_envs == 32
+    # Two cores, one thread each: 0.1 ms to step, 0.25 for 64 forward, 4 epochs of 1 ms.
+    assert result.limit_fps == pytest.approx(2e3 / (0.1 + 0.25 + 4 * 1.0))
+    assert result.share == pytest.approx(100 / result.limit_fps)
+    text = describe_run(result, config)
+    assert text.startswith("rollouts of 64 x 128 steps, minibatches of 1,024 and 1 worker of 2 threads, 64 ")
 
 
 def test_a_game_that_was_not_measured_is_not_passed_over_when_a_profile_is_reused(

@@ -107,10 +107,10 @@ def test_the_speed_of_a_short_run_is_that_after_its_first_update(tmp_path: Path)
     (tmp_path / "benchmark_metrics.json").write_text(
         json.dumps({"time_breakdown": {"learn": {"seconds": 6.0, "share": 0.8}}})
     )
-    reached = read_run(tmp_path, configured(), took=9.0)
+    reached = read_run(tmp_path, configured(), setup(processes=1), took=9.0)
     assert reached.fps == pytest.approx(200 / 2.5)
     assert (reached.updates, reached.startup_seconds, reached.shares) == (2, 1.5, {"learn": 0.8})
-    assert (reached.num_envs, reached.n_steps, reached.batch_size) == (32, 128, 1024)
+    assert (reached.setup, reached.n_steps, reached.batch_size) == (setup(processes=1), 128, 1024)
 
 
 def test_the_text_has_limit_share_bottleneck_and_recommendation() -> None:
