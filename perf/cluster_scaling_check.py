@@ -77,6 +77,7 @@ class Case:
         return (
             *learners,
             f"model.architecture={self.network}",
+            "hardware.keep_acting_passes=false",  # as in the model's pieces
             f"cluster.overlap={str(self.overlap).lower()}",
             f"cluster.compression={'bf16' if self.compression else 'none'}",
         )

@@ -123,6 +123,7 @@ def make_trainer(network: str, algorithm: str, envs: int, n_steps: int) -> Train
             "env": {"id": GAME, "num_envs": envs},
             "model": {"architecture": network},
             "training": training,
+            "hardware": {"keep_acting_passes": False},  # collecting and learning are pieces of their own here
         },
         "cluster_scaling",
     )

@@ -1,6 +1,6 @@
 """Whether profile_cpu.py recommends what is fastest: its recommendation against other setups, by real runs.
 
-    venv/bin/python -m perf.tune_check                  # both networks; estimated: two hours on two cores
+    venv/bin/python -m perf.tune_check                  # both networks: more than an hour on two cores
     venv/bin/python -m perf.tune_check --quick --networks nature --cases impala_parallel
 
 The bars: at least 0.95 of the best setup with as many environments as the recommendation has, and, since it
@@ -8,7 +8,7 @@ keeps those of the configuration unless others bring more than a tenth, 0.90 of 
 measured as profile_cpu.py does, and the recommendation is the one that it prints. Then every setup runs
 twice: workers x threads of PPO, actors x learners of IMPALA (numbers of them in powers of two, and the
 cores), with every microbatch and the environments of the recommendation, and with its microbatch and the
-environments of the configuration and twice as many. Those that once came within 30 % of the best, and the
+environments of the configuration and twice as many. Those that once came within 20 % of the best, and the
 recommendation, run on in turn; only these later rounds count, so that no setup is best because it was lucky
 once.
 """
@@ -40,7 +40,7 @@ CASES = ("ppo_sequential", "ppo_parallel", "impala_parallel")
 NETWORKS = ("impala", "nature")
 MICROBATCHES = (32, 64, 128, 256)
 FIRST_ROUNDS = 2
-NEAR = 0.7  # of the best: what a setup has to reach once in the first rounds to run on; noise is about 20 %
+NEAR = 0.8  # of the best: what a setup has to reach once in the first rounds to run on; noise is below 10 %
 BAR = 0.95
 ENVS_BAR = 1 - ENVS_TOLERANCE  # of the best with any number of environments
 BUSY = "measurements at once would slow each other down"
@@ -137,7 +137,7 @@ def main() -> int:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
     parser.add_argument("--rounds", type=int, default=3, help="of the setups near the best")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of training in each run")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of training in each run")
     parser.add_argument("--quick", action="store_true", help="1 round of 2 seconds")
     arguments = parser.parse_args()
     seconds, rounds = (2.0, 1) if arguments.quick else (arguments.seconds, arguments.rounds)

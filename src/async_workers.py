@@ -166,10 +166,10 @@ class AsyncTrainer(Trainer):
         with self._locked():
             self.learner.parameters.copy_(self.shared_parameters)
             self.version = int(self.shared["updates"][0])
-        episodes = self.collector.collect(self.part, number)
+        episodes = self.collect(number)
         self._compute_advantages()
         self.learner.set_learning_rate(learning_rate)
-        figures = self.algorithm.update(self.learner, self.part, self.config, number)
+        figures = self.learn(self.part, number)
         with self._locked():
             self._report(episodes, figures)
             return self._take_reports()

@@ -44,14 +44,17 @@ class Collector:
         first_env: int,
         timer: PhaseTimer,
         heartbeat: Callable[[], None],
+        act: Policy | None = None,
     ) -> None:
-        """`heartbeat` is called between environment steps; it may raise to abandon the rollout."""
+        """`heartbeat` is called between environment steps; it may raise to abandon the rollout. `act` makes
+        the model's passes that choose actions; by default nothing is kept of them."""
         self.env = env
         self.model = model
         self.seed = seed
         self.first_env = first_env
         self.timer = timer
         self.heartbeat = heartbeat
+        self.act = act or self._act
         self.observations: NDArray[Any] = self._first_observations()
         self.running_rewards = np.zeros(env.num_envs, np.float64)
         self.running_lengths = np.zeros(env.num_envs, np.int64)
@@ -81,9 +84,10 @@ class Collector:
         for t in range(rollout.n_steps):
             self.heartbeat()
             rollout.observations[t] = self.observations
-            with self.timer("inference"), torch.inference_mode():
-                logits, values = self.model(torch.from_numpy(rollout.observations[t]))
-                actions, log_probs = sample_actions(logits, noise[t])
+            with self.timer("inference"):
+                logits, values = self.act(torch.from_numpy(rollout.observations[t]))
+                with torch.inference_mode():
+                    actions, log_probs = sample_actions(logits, noise[t])
             rollout.actions[t] = actions.numpy()
             rollout.log_probs[t] = log_probs.numpy()
             rollout.values[t] = values.numpy()
@@ -96,6 +100,10 @@ class Collector:
             values = self.model(torch.from_numpy(self.observations))[1]
         self._bootstrap(rollout, rollout.n_steps - 1, values.numpy(), final_observations)
         return episodes
+
+    def _act(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.inference_mode():
+            return self.model(observations)
 
     def _step(self, rollout: RolloutBuffer, t: int, update: int) -> dict[int, NDArray[Any]]:
         """Step the environments into row t; returns the final observations of the episodes that were

@@ -30,6 +30,8 @@ Algorithm = Literal["ppo", "a2c", "a3c", "impala"]
 Mode = Literal["sequential", "parallel", "distributed"]
 
 MAX_GROUP_SIZE = 8
+# Learn once from what they did, by the parameters that acted: passes for acting can be those for learning.
+LEARN_AS_THEY_ACTED = ("a2c", "a3c")
 
 
 class Config(Section):
@@ -193,6 +195,8 @@ class Config(Section):
             raise ValueError("A3C shares its parameters in the memory of one machine: use mode parallel")
 
     def _check_algorithm(self) -> None:
+        if self.hardware.keep_acting_passes and self.algorithm not in LEARN_AS_THEY_ACTED:
+            raise ValueError("hardware.keep_acting_passes = true: only A2C and A3C learn as they acted")
         if self.algorithm == "ppo":
             return
         name, training = self.algorithm.upper(), self.training

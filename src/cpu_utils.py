@@ -33,36 +33,54 @@ def allowed_cpus() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def _cgroup_cpu_quota(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> float | None:
-    """CPUs that the control group of this process may use (v2 `cpu.max`, v1 `cpu.cfs_*`); None if
-    unlimited."""
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def _cgroup_limits(
+    controller: str, names: tuple[str, ...], v1_names: tuple[str, ...], root: Path, own: Path
+) -> list[list[int]]:
+    """What the control groups of this process and those above them set: the numbers in the files `names` of
+    a group, `v1_names` of the controller in version 1. Groups without a limit are left out."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
-        return None
-    quotas = []
+        return []
+    limits = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        names: tuple[str, ...]
         if controllers == "":
-            base, names = root, ("cpu.max",)
-        elif "cpu" in controllers.split(","):
-            base, names = root / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            base, files = root, names
+        elif controller in controllers.split(","):
+            base, files = root / controller, v1_names
         else:
             continue
         group = base / path.lstrip("/")
         for folder in [group, *group.parents]:
             try:
-                values = " ".join((folder / name).read_text().strip() for name in names).split()
+                values = " ".join((folder / name).read_text().strip() for name in files).split()
                 if values[0] not in ("max", "-1"):
-                    quotas.append(int(values[0]) / int(values[1]))
+                    limits.append([int(value) for value in values])
             except (OSError, ValueError, IndexError):
-                pass  # a level of the hierarchy that sets no quota
+                pass  # a level of the hierarchy that sets no limit
             if folder == base:
                 break
+    return limits
+
+
+def _cgroup_cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float | None:
+    """CPUs that the control group of this process may use; None if unlimited."""
+    v1_names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    quotas = [limit[0] / limit[1] for limit in _cgroup_limits("cpu", ("cpu.max",), v1_names, root, own)]
     return min(quotas, default=None)
+
+
+def usable_memory(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
+    """Bytes of memory that this process and its like may use together: the machine's, or what its control
+    group allows."""
+    import psutil
+
+    limits = _cgroup_limits("memory", ("memory.max",), ("memory.limit_in_bytes",), root, own)
+    return min([int(psutil.virtual_memory().total), *(limit[0] for limit in limits)])
 
 
 def usable_cores() -> int:

@@ -158,7 +158,7 @@ class Reduction:
         self.sums = sums
 
     def begin(self) -> None:
-        """Called before the last backward pass of this process's share, if it has one."""
+        """Called when each parameter gets at most one more gradient, if this process has a share."""
 
     def finish(self) -> None:
         """Called when the share is done: `sums` then holds what all processes have summed."""

@@ -100,14 +100,16 @@ class Learner:
         minibatch_size: int,
         loss_function: LossFunction,
         microbatch_size: int | None = None,
+        finish: Callable[[], None] | None = None,
     ) -> dict[str, float]:
         """One optimizer step on the mean loss over a minibatch.
 
         `samples` (n,), possibly none, are this process's share of the `minibatch_size` samples, which all
         processes together cover. A sample may be whatever the loss function takes the mean of: V-trace's are
-        columns of a rollout, fewer of which make a microbatch. Returns the loss function's statistics as
-        means over the whole minibatch, and `grad_norm` before clipping. Raises RunError if the gradient is
-        not finite; the parameters are then still the old ones.
+        columns of a rollout, fewer of which make a microbatch. `finish` takes the gradient on from where the
+        loss function began, if that was not the beginning of the network, in one more backward pass. Returns
+        the loss function's statistics as means over the whole minibatch, and `grad_norm` before clipping.
+        Raises RunError if the gradient is not finite; the parameters are then still the old ones.
         """
         self.sums.zero_()
         size = microbatch_size or self.microbatch_size
@@ -122,6 +124,8 @@ class Learner:
                 (loss * weight).backward()  # type: ignore[no-untyped-call]
                 means = torch.stack([statistics[name].detach() for name in self.statistics])
                 self.statistics_sums.add_(means, alpha=weight)
+            if finish is not None:
+                finish()
         with self.timer("sync"):
             self.reduction.finish()
         with self.timer("learn"):

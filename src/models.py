@@ -78,10 +78,13 @@ class ImpalaCNN(nn.Module):
         self.dense = nn.Linear(in_channels * height * width, hidden_size)
         self.out_features = hidden_size
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) in [0, 1] -> (B, hidden_size)
+    def features(self, x: Tensor) -> Tensor:  # (B, C, H, W) in [0, 1] -> (B, H' * W' * C')
         x = F.relu(self.stages(x), inplace=True)
         # Flattened in memory order (H, W, C): free for channels_last, where C, H, W order would copy.
-        return F.relu(self.dense(x.permute(0, 2, 3, 1).flatten(1)))
+        return x.permute(0, 2, 3, 1).flatten(1)
+
+    def forward(self, features: Tensor) -> Tensor:  # (B, H' * W' * C') -> (B, hidden_size)
+        return F.relu(self.dense(features))
 
 
 class NatureCNN(nn.Module):
@@ -103,8 +106,12 @@ class NatureCNN(nn.Module):
         self.dense = nn.Linear(in_channels * height * width, hidden_size)
         self.out_features = hidden_size
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) in [0, 1] -> (B, hidden_size)
-        return F.relu(self.dense(self.convolutions(x).permute(0, 2, 3, 1).flatten(1)))
+    def features(self, x: Tensor) -> Tensor:  # (B, C, H, W) in [0, 1] -> (B, H' * W' * C')
+        features: Tensor = self.convolutions(x).permute(0, 2, 3, 1).flatten(1)
+        return features
+
+    def forward(self, features: Tensor) -> Tensor:  # (B, H' * W' * C') -> (B, hidden_size)
+        return F.relu(self.dense(features))
 
 
 class MLP(nn.Module):
@@ -119,16 +126,27 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers)
         self.out_features = widths[-1]
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, D) -> (B, sizes[-1])
-        features: Tensor = self.layers(x.flatten(1))
-        return features
+    def features(self, x: Tensor) -> Tensor:  # (B, ...) -> (B, D): there are no convolutions
+        return x.flatten(1)
+
+    def forward(self, features: Tensor) -> Tensor:  # (B, D) -> (B, sizes[-1])
+        hidden: Tensor = self.layers(features)
+        return hidden
 
 
 class ActorCritic(nn.Module):
-    """One body, two heads: action logits and a state value."""
+    """One body, two heads: action logits and a state value.
+
+    The body has two parts, so that what the convolutions make of observations, `features`, can be kept and
+    gone on from: its own `features`, and the dense layers behind them, which are its `forward`.
+    """
 
     def __init__(
-        self, body: nn.Module, out_features: int, spaces: Spaces, precision: torch.dtype = torch.float32
+        self,
+        body: ImpalaCNN | NatureCNN | MLP,
+        out_features: int,
+        spaces: Spaces,
+        precision: torch.dtype = torch.float32,
     ) -> None:
         """`precision` is what the body computes in; parameters and heads are float32."""
         super().__init__()
@@ -140,6 +158,10 @@ class ActorCritic(nn.Module):
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """(B, *observation_shape) of the environment's dtype -> logits (B, num_actions), values (B,)."""
+        return self.heads(self.features(observations))
+
+    def features(self, observations: Tensor) -> Tensor:
+        """(B, *observation_shape) -> (B, F), by the convolutions if there are any."""
         if self.spaces.is_image:
             # The permuted view of (B, H, W, C) memory is PyTorch's channels_last layout: nothing is copied
             # but to floating point.
@@ -147,9 +169,17 @@ class ActorCritic(nn.Module):
         x = observations.to(self.precision)
         if observations.dtype == torch.uint8:
             x.mul_(1 / 255)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == torch.bfloat16):
-            features = self.body(x).float()
-        return self.policy(features), self.value(features).squeeze(-1)
+        with self._computing():
+            return self.body.features(x)
+
+    def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, F) -> logits (B, num_actions), values (B,), by all layers behind the convolutions."""
+        with self._computing():
+            hidden = self.body(features).float()
+        return self.policy(hidden), self.value(hidden).squeeze(-1)
+
+    def _computing(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.precision == torch.bfloat16)
 
 
 def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:

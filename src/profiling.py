@@ -102,6 +102,8 @@ class Network(Section):
     forward_flops: PositiveFloat
     """Of a sample."""
     forward_backward_flops: PositiveFloat
+    activation_bytes: NonNegative
+    """What is kept of a sample's pass through the convolutions until its gradient has gone back."""
 
 
 class Machine(Section):
@@ -201,6 +203,8 @@ class Profile(Section):
     environments: tuple[EnvironmentSpeed, ...]
     forward: tuple[NetworkSpeed, ...]
     forward_backward: tuple[NetworkSpeed, ...]
+    act_and_learn: tuple[NetworkSpeed, ...]
+    """Forward and backward of samples that went forward when the policy acted; none without convolutions."""
     layers: tuple[LayerSpeed, ...]
     layers_size: NonNegative
     reduce: tuple[ReduceSpeed, ...]

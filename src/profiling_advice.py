@@ -137,6 +137,7 @@ WORK = {
     "forward": "the policy's forward passes",
     "learn": "learning: forward and backward passes",
 }
+ONE_PASS = "acting and learning, which share their forward passes"
 LOSSES = {
     "sync": "summing gradients over the processes",
     "wait": "waiting for other processes",
@@ -151,6 +152,7 @@ def bottleneck(times: Times, epochs: int, share: float | None, shares: Mapping[s
     """
     (name, part), (following, rest) = sorted(times.parts.items(), key=lambda each: -each[1])[:2]
     what = f"{WORK[name]} of {epochs} epochs" if name == "learn" and epochs > 1 else WORK[name]
+    what = ONE_PASS if name == "learn" and not times.forward else what
     text = f"{part:.0%} of the work is {what}; then {WORK[following].split(':')[0]}, {rest:.0%}"
     if share is None:
         return text

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from src.acting_memory import keeps_acting_passes
 from src.config import Config
 from src.profiling import NetworkSpeed, Profile, describe_env, env_key, resolved_model
 
@@ -22,6 +23,7 @@ class Times(NamedTuple):
 
     env: float
     forward: float
+    """0 where learning uses the same pass."""
     learn: float
     """Forward and backward passes of all epochs."""
 
@@ -57,6 +59,16 @@ def acting(profile: Profile, threads: int) -> dict[int, float]:
 def learning(profile: Profile, threads: int) -> dict[int, float]:
     """`passes` forward and backward."""
     return passes(profile.forward_backward, threads, profile.precision)
+
+
+def keeps_passes(profile: Profile, config: Config) -> bool:
+    """Whether a run learns from the passes with which it acts."""
+    return keeps_acting_passes(config, profile.network.activation_bytes)
+
+
+def acting_and_learning(profile: Profile, threads: int) -> dict[int, float]:
+    """`passes` forward and backward of runs that keep those of acting."""
+    return passes(profile.act_and_learn, threads, profile.precision)
 
 
 def thread_counts(profile: Profile) -> list[int]:
@@ -96,21 +108,25 @@ def at_size(seconds: Mapping[int, float], size: int) -> float:
 def best_times(profile: Profile, config: Config, threads: int) -> Times:
     """The least that a process of so many threads needs for a timestep of a run.
 
-    The forward pass is the fastest with at most as many environments as the run has, the forward and backward
-    pass the fastest of any microbatch. Raises NotMeasured.
+    The forward pass is the fastest with at most as many environments as the run has, and so are both where
+    they are one; else the forward and backward pass is the fastest of any microbatch. Raises NotMeasured.
     """
-    forward = acting(profile, threads)
-    possible = {size: each for size, each in forward.items() if size <= config.env.num_envs}
-    possible = possible or {min(forward): forward[min(forward)]}
+    env, most = env_seconds(profile, config, threads), config.env.num_envs
+    if keeps_passes(profile, config):
+        return Times(env, 0.0, fastest(acting_and_learning(profile, threads), most))
     learn = min(learning(profile, threads).values())
-    return Times(
-        env_seconds(profile, config, threads), min(possible.values()), config.training.n_epochs * learn
-    )
+    return Times(env, fastest(acting(profile, threads), most), config.training.n_epochs * learn)
+
+
+def fastest(seconds: Mapping[int, float], most: int) -> float:
+    """Seconds a sample at the best of the measured sizes up to `most`, or at the smallest one."""
+    possible = [each for size, each in seconds.items() if size <= most]
+    return min(possible, default=seconds[min(seconds)])
 
 
 def machine_limit(profile: Profile, config: Config) -> float:
     """Timesteps a second of cores that never idle: cores / (t_env + t_forward + epochs * t_forward_backward),
-    each time measured with one thread and all cores busy."""
+    each time measured with one thread and all cores busy; without t_forward where that is the same pass."""
     return profile.cores / best_times(profile, config, 1).total
 
 
@@ -199,11 +215,12 @@ def data_parallel_fps(profile: Profile, config: Config, workers: int, threads: i
     """
     per_worker = config.env.num_envs // workers
     microbatch, learn = fastest_microbatch(profile, config, threads, workers)
-    times = Times(
-        env_seconds(profile, config, threads),
-        at_size(acting(profile, threads), per_worker),
-        config.training.n_epochs * learn,
-    )
+    env = env_seconds(profile, config, threads)
+    if keeps_passes(profile, config):
+        times = Times(env, 0.0, at_size(acting_and_learning(profile, threads), per_worker))
+    else:
+        forward = at_size(acting(profile, threads), per_worker)
+        times = Times(env, forward, config.training.n_epochs * learn)
     together = 0.0
     if config.algorithm != "a3c":
         steps = optimizer_steps(config)

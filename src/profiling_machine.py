@@ -133,6 +133,7 @@ def assemble(
         ),
         forward=network_speeds(medians, "forward"),
         forward_backward=network_speeds(medians, "forward_backward"),
+        act_and_learn=network_speeds(medians, "act_and_learn"),
         layers=layers,
         layers_size=LEARNING,
         reduce=tuple(
@@ -174,7 +175,7 @@ def machine_of(medians: Mapping[tuple[Any, ...], float], cores: int) -> Machine:
 def network_of(config: Config, facts: Mapping[str, Any]) -> Network:
     shape = tuple(facts["observation_shape"])
     model = resolved_model(config.model, len(shape) == 3)
-    keys = ("num_actions", "parameters", "forward_flops", "forward_backward_flops")
+    keys = ("num_actions", "parameters", "forward_flops", "forward_backward_flops", "activation_bytes")
     named = {key: facts[key] for key in keys}
     return Network(model=model, name=model.architecture, observation_shape=shape, **named)
 

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from src import cpu_utils, seeding
+from src.acting_passes import ActingPasses, activation_bytes
+from src.buffer import RolloutBuffer
 from src.collector import sample_actions
 from src.config import MAX_GROUP_SIZE, Config, largest_divisor
 from src.distributed import GlooCommunicator, use_loopback
@@ -25,6 +27,7 @@ from src.envs import make_vector_env, native_threads, spaces_of
 from src.learner import flatten_parameters
 from src.losses import actor_critic_loss, policy_terms
 from src.models import ActorCritic, make_model
+from src.profiling_layers import layer_times
 from src.settings import EnvConfig
 
 HOST = "127.0.0.1"
@@ -34,6 +37,7 @@ MATRIX, CHANNELS = 512, 64
 IMAGES = (32, CHANNELS, 16, 16)
 LARGE, SMALL = 64 * 2**20, 128 * 2**10  # bytes to copy: far beyond any cache of a core, well within
 REDUCE_CALLS = 30
+KEPT_SAMPLES = 128  # of which the passes are kept at a time; those of larger steps are kept for one
 
 
 def seconds_of_calls(work: Callable[[], Any], duration: float) -> list[float]:
@@ -87,7 +91,8 @@ class Bench:
         self.frames = torch.from_numpy(np.concatenate(frames)[:largest].copy())
         env.close()
         self.noise = torch.from_numpy(rng.random(largest))
-        self.targets = torch.from_numpy(rng.standard_normal(largest).astype(np.float32))
+        targets = rng.standard_normal(max(largest, KEPT_SAMPLES))
+        self.targets = torch.from_numpy(targets.astype(np.float32))
 
     def _environments(self, env: EnvConfig, count: int, threads: int) -> Any:
         size = env.group_size or largest_divisor(count, MAX_GROUP_SIZE)
@@ -112,7 +117,7 @@ class Bench:
 
         model, _ = self._model("channels_last", self.config.model.precision)
         with FlopCounterMode(display=False) as forward:
-            loss = self._loss(model, 1)
+            loss = self._loss(*model(self.frames[:1]))
         with FlopCounterMode(display=False) as backward:
             loss.backward()  # type: ignore[no-untyped-call]
         return {
@@ -122,6 +127,7 @@ class Bench:
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "forward_flops": float(forward.get_total_flops()),
             "forward_backward_flops": float(forward.get_total_flops() + backward.get_total_flops()),
+            "activation_bytes": activation_bytes(model),
         }
 
     def environment(self, env_config: EnvConfig, count: int, threads: int, duration: float) -> float:
@@ -164,43 +170,51 @@ class Bench:
         model, gradient = self._model(layout, precision)
 
         def learn() -> None:
-            loss = self._loss(model, size)
+            loss = self._loss(*model(self.frames[:size]))
             loss.backward()  # type: ignore[no-untyped-call]
 
         seconds = median_seconds(learn, duration) / size
         gradient.zero_()
         return seconds
 
-    def _loss(self, model: ActorCritic, size: int) -> Tensor:
-        logits, values = model(self.frames[:size])
+    def act_and_learn(self, size: int, threads: int, layout: str, precision: str, duration: float) -> float:
+        """Seconds a sample for the policy to choose actions for `size` observations and, some steps later, to
+        learn from the same passes: their gradient."""
+        cpu_utils.set_torch_threads(threads)
+        model, gradient = self._model(layout, precision)
+        part = RolloutBuffer(max(1, KEPT_SAMPLES // size), size, self.spaces)
+        passes = ActingPasses(model, part, 0, lambda: None)
+        frames, noise = self.frames[:size], self.noise[:size]
+
+        def act_and_learn() -> None:
+            passes.begin()
+            for _ in range(part.n_steps):
+                logits, values = passes.act(frames)
+                with torch.inference_mode():
+                    for each in (*sample_actions(logits, noise), values):
+                        each.numpy()
+            loss = self._loss(*passes.learn(np.arange(part.num_samples)))
+            loss.backward()  # type: ignore[no-untyped-call]
+            passes.finish()
+
+        seconds = median_seconds(act_and_learn, duration) / part.num_samples
+        gradient.zero_()
+        return seconds
+
+    def _loss(self, logits: Tensor, values: Tensor) -> Tensor:
+        size = len(values)
         targets = self.targets[:size]
         log_probs, entropies = policy_terms(logits, torch.from_numpy(self.actions[:size]))
         return actor_critic_loss(log_probs, entropies, values, targets, targets, self.config.training)[0]
 
     def layers(self, size: int, duration: float) -> list[dict[str, Any]]:
-        """Time, operations and bytes of the convolutions and dense layers, those of one shape together."""
+        """Those of the network (src/profiling_layers.py), forward."""
         cpu_utils.set_torch_threads(1)
         model, _ = self._model("channels_last", self.config.model.precision)
-        records, handles = {}, []
-        for module in model.modules():
-            if isinstance(module, (nn.Conv2d, nn.Linear)):
-                watch = Watch(module, size)
-                records[module] = watch
-                handles.append(module.register_forward_pre_hook(watch.begin))
-                handles.append(module.register_forward_hook(watch.end))
         with torch.inference_mode():
-            seconds_of_calls(lambda: model(self.frames[:size]), duration)
-        for handle in handles:
-            handle.remove()
-        groups: dict[str, dict[str, Any]] = {}
-        for watch in records.values():
-            group = groups.setdefault(
-                watch.name, {"name": watch.name, "flops": 0.0, "bytes": 0.0, "seconds": 0.0}
+            return layer_times(
+                model, size, lambda: seconds_of_calls(lambda: model(self.frames[:size]), duration)
             )
-            group["flops"] += watch.flops
-            group["bytes"] += watch.bytes
-            group["seconds"] += statistics.median(watch.seconds[1:]) / size
-        return list(groups.values())
 
     def peak(self, precision: str, duration: float) -> float:
         """Operations a second of one thread at what it does best: the faster of a matrix product and of a
@@ -251,32 +265,3 @@ class Bench:
             times.append(time.perf_counter() - begun)
         communicator.close()
         return statistics.median(times[REDUCE_CALLS // 6 :])
-
-
-class Watch:
-    """Notes how long a layer takes, call by call, and what it does for a sample."""
-
-    def __init__(self, layer: nn.Conv2d | nn.Linear, size: int) -> None:
-        self.size = size
-        self.seconds: list[float] = []
-        self.name, self.flops, self.bytes = "", 0.0, 0.0
-        self.begun = 0.0
-
-    def begin(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.begun = time.perf_counter()
-
-    def end(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.seconds.append(time.perf_counter() - self.begun)
-        if self.name:
-            return
-        weights = sum(parameter.numel() for parameter in layer.parameters())
-        moved = inputs[0].nbytes + output.nbytes + weights * output.element_size()
-        self.bytes = moved / self.size
-        assert isinstance(layer, (nn.Conv2d, nn.Linear))
-        self.flops = 2 * layer.weight[0].numel() * output.numel() / self.size
-        if isinstance(layer, nn.Conv2d):
-            kernel = "x".join(map(str, layer.kernel_size))
-            place = "x".join(map(str, output.shape[2:]))
-            self.name = f"conv {kernel}, {layer.in_channels} to {layer.out_channels}, {place}"
-        else:
-            self.name = f"dense {layer.in_features} to {layer.out_features}"

@@ -26,6 +26,7 @@ def describe_profile(profile: Profile, configs: Mapping[Pair, Config]) -> str:
         "",
         *network_table(profile, "forward_backward"),
         "",
+        *([*network_table(profile, "act_and_learn"), ""] if profile.act_and_learn else []),
         *([row("layout", text)] if (text := layouts(profile)) else []),
         row("precision", precisions(profile)),
         *reductions(profile),
@@ -121,7 +122,11 @@ def processes(profile: Profile, threads: int) -> int:
 def network_table(profile: Profile, name: str) -> Iterator[str]:
     """Samples a second of all processes by threads and samples at once."""
     speeds: tuple[NetworkSpeed, ...] = getattr(profile, name)
-    what = {"forward": "forward (acting)", "forward_backward": "forward and backward (learning)"}[name]
+    what = {
+        "forward": "forward (acting)",
+        "forward_backward": "forward and backward (learning)",
+        "act_and_learn": "both in one (acting and learning of A2C and A3C)",
+    }[name]
     sizes = sorted({each.size for each in speeds if each.layout == "channels_last"})
     yield f"Samples per second of the whole machine, {what}, by samples at once"
     yield f"{'processes x threads':<22}" + "".join(f"{size:>10,}" for size in sizes)
@@ -210,10 +215,11 @@ def limit_table(profile: Profile) -> Iterator[str]:
         )
     yield ""
     yield textwrap.fill(
-        "limit: cores / (environment + forward + epochs x forward and backward), each measured before and "
-        "after the runs; of a sequential run, of one process with its threads; all cores: with a thread for "
-        "each core, which a sequential run cannot reach; reached: a short run of the real script with the "
-        "setup and the sizes below.",
+        "limit: cores / (environment + forward + epochs x forward and backward), of A2C and A3C without the "
+        "first forward where they learn from it as well, each measured before and after the runs; of a "
+        "sequential run, of one process with its threads; all cores: with a thread for each core, which a "
+        "sequential run cannot reach; reached: a short run of the real script with the setup and the sizes "
+        "below.",
         100,
     )
 

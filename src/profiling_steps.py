@@ -109,6 +109,8 @@ def steps_with(
     share = max(1, config.env.num_envs // processes)
     for size in sorted({*effort.acting, config.env.num_envs, share}):
         yield network("forward", f"forward of {size}", size, plain)
+        if is_image:
+            yield network("act_and_learn", f"acting and learning of {size}", size, plain)
     for size in effort.learning:
         yield network("forward_backward", f"forward and backward of {size}", size, plain)
     if is_image:

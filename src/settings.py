@@ -223,8 +223,12 @@ class HardwareConfig(Section):
     """Threads of one process; null: OMP_NUM_THREADS if set, else one per usable physical core, or one where
     there are several processes."""
     microbatch_size: Count | None = None
-    """Samples whose activations are alive at once; null: chosen for the machine. Does not change the
-    mathematics."""
+    """Samples that learning takes through the network at once, through the dense layers alone where the
+    passes of acting are kept; null: chosen for the network. Does not change the mathematics."""
+    keep_acting_passes: bool | None = None
+    """A2C and A3C go on from the passes through the convolutions with which they acted, which take memory
+    until then, instead of repeating them; null: where that is at most a quarter of the machine's memory. Does
+    not change the mathematics."""
     tune_allocator: bool = True
     """Have glibc reuse freed pages instead of returning them to the system (Linux)."""
 

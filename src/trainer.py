@@ -13,12 +13,15 @@ from typing import Any
 
 import torch
 
-from src import seeding
+from src import a2c, seeding
+from src.acting_memory import keeps_acting_passes
+from src.acting_passes import ActingPasses, activation_bytes
 from src.buffer import RolloutBuffer, rollout_bytes
 from src.collector import Collector, join_states, part_of_state
-from src.config import Config
+from src.config import LEARN_AS_THEY_ACTED, Config
 from src.distributed import Communicator
 from src.envs import make_vector_env, native_threads, spaces_of
+from src.errors import UsageError
 from src.gae import generalised_advantages
 from src.learning_process import Counters, LearningProcess, Update, slowest_rank
 from src.metrics import Episode
@@ -55,7 +58,9 @@ class Trainer(LearningProcess):
         self.env = make_vector_env(config.env, group_seeds, config.group_size, native_threads(num_threads))
         super().__init__(config, communicator, num_threads, heartbeat, timer, spaces_of(self.env))
         self.rollout, self.part = self._make_rollout(rollout_memory)
-        self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat)
+        self.passes = self._passes(heartbeat)
+        act = None if self.passes is None else self.passes.act
+        self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat, act)
         self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
 
     def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
@@ -66,18 +71,49 @@ class Trainer(LearningProcess):
         rollout = RolloutBuffer(n_steps, num_envs, self.spaces, block)
         return rollout, rollout.columns(self.first_env % num_envs, count)
 
+    def _passes(self, heartbeat: Callable[[], None]) -> ActingPasses | None:
+        """Where the passes of acting are kept, if they are. Raises UsageError if that is not possible."""
+        if self.config.algorithm not in LEARN_AS_THEY_ACTED:
+            return None
+        size = activation_bytes(self.model)
+        if self.config.hardware.keep_acting_passes and not size:
+            raise UsageError("hardware.keep_acting_passes = true: this network has no convolutions to keep")
+        if not keeps_acting_passes(self.config, size):
+            return None
+        return ActingPasses(self.model, self.part, size, heartbeat)
+
+    def facts(self) -> dict[str, str]:
+        if self.passes is None:
+            return super().facts()
+        size = self.passes.sample_bytes * self.part.num_samples / 2**20
+        return {**super().facts(), "passes": f"learns from those of acting, which take {size:.0f} MB"}
+
     def iterate(self, learning_rate: float) -> Update:
         """One update: collect a rollout, compute its advantages, learn from it."""
         number = self.counters.updates
-        episodes = self.collector.collect(self.part, number)
+        episodes = self.collect(number)
         with self.timer("wait"):
             self.communicator.barrier()
         self._compute_advantages()
         self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
-        figures = self.algorithm.update(self.learner, self.rollout, self.config, number)
+        figures = self.learn(self.rollout, number)
         self.count_update(self.rollout.num_samples * self.communicator.num_nodes)
         return Update(self.exchange(episodes), figures)
+
+    def collect(self, number: int) -> list[Episode]:
+        """Fill this process's part of the rollout in the update of this number; returns the episodes that
+        ended."""
+        if self.passes is not None:
+            self.passes.begin()
+        return self.collector.collect(self.part, number)
+
+    def learn(self, rollout: RolloutBuffer, number: int) -> dict[str, float | None]:
+        """Make the update of this number from a finished rollout; returns the figures of learning."""
+        if self.passes is not None:
+            return a2c.update(self.learner, rollout, self.config, number, self.passes)
+        figures: dict[str, float | None] = self.algorithm.update(self.learner, rollout, self.config, number)
+        return figures
 
     def _compute_advantages(self) -> None:
         """Write what is learned from beside what was collected."""

@@ -55,6 +55,7 @@ def profile(**changes: Any) -> Profile:
             "parameters": 1000,
             "forward_flops": 1e6,
             "forward_backward_flops": 3e6,
+            "activation_bytes": 100_000,
         },
         "environments": [
             {
@@ -71,6 +72,8 @@ def profile(**changes: Any) -> Profile:
         # One thread: 0.4 ms with 16, 0.3 with 32, 0.25 with 64 environments; 1.0 ms at best to learn.
         "forward": passes("float32", {1: {16: 0.4, 32: 0.3, 64: 0.25}, 2: {16: 0.3, 32: 0.22, 64: 0.2}}),
         "forward_backward": passes("float32", {1: {64: 1.1, 128: 1.0}, 2: {64: 0.8, 128: 0.7}}),
+        # One thread: 1.4 ms with 16, 1.2 with 32, 1.1 with 64 environments for acting and learning in one.
+        "act_and_learn": passes("float32", {1: {16: 1.4, 32: 1.2, 64: 1.1}, 2: {16: 1.0, 32: 0.9, 64: 0.85}}),
         "layers": [{"name": "conv", "flops": 1e6, "bytes": 1e5, "seconds": 2e-5}],
         "layers_size": 128,
         "reduce": [

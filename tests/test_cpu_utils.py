@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from src import cpu_utils
@@ -37,13 +38,18 @@ def in_new_process(code: str, **environment: str) -> str:
 
 
 def quota(root: Path, own: str, files: dict[str, str]) -> float | None:
-    """The quota read from made-up files: `own` is /proc/self/cgroup, `files` lie under /sys/fs/cgroup."""
+    """The quota read from made-up files."""
+    write_groups(root, own, files)
+    return cpu_utils._cgroup_cpu_quota(root / "cgroup", root / "own")
+
+
+def write_groups(root: Path, own: str, files: dict[str, str]) -> None:
+    """Made-up files: `own` is /proc/self/cgroup, `files` lie under /sys/fs/cgroup."""
     for name, content in files.items():
         path = root / "cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     (root / "own").write_text(own)
-    return cpu_utils._cgroup_cpu_quota(root / "cgroup", root / "own")
 
 
 V1 = "12:pids:/job\n5:cpuset:/job\n4:cpu,cpuacct:/job\n1:name=systemd:/job\n"
@@ -111,6 +117,26 @@ def test_cpu_quota_is_the_smallest_on_the_way_to_the_root(
 
 def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
     assert cpu_utils._cgroup_cpu_quota(tmp_path, tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/job\n", {"job/memory.max": "1000000\n"}, 1_000_000),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "3000000\n"}, 3_000_000),
+        ("3:memory:/job\n", {"memory/job/memory.limit_in_bytes": "2000000\n"}, 2_000_000),
+        ("3:memory:/job\n", {"memory/job/memory.limit_in_bytes": f"{2**63 - 4096}\n"}, None),
+        ("0::/job\n", {"job/memory.max": "max\n"}, None),
+        ("0::/job\n", {}, None),
+    ],
+    ids=["v2", "v2 limit of the parent", "v1", "v1 unlimited", "v2 max", "v2 no files"],
+)
+def test_usable_memory_is_the_machines_or_what_a_control_group_allows(
+    own: str, files: dict[str, str], expected: int | None, tmp_path: Path
+) -> None:
+    write_groups(tmp_path, own, files)
+    usable = cpu_utils.usable_memory(tmp_path / "cgroup", tmp_path / "own")
+    assert usable == (expected or psutil.virtual_memory().total)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def cartpole_profile() -> Profile:
             "parameters": 9000,
             "forward_flops": 1e4,
             "forward_backward_flops": 3e4,
+            "activation_bytes": 0,
         },
         environments=[environment.model_dump(mode="json") | {"id": "CartPole-v1"}],
     )

@@ -28,7 +28,7 @@ from tests.profiles import configured, passes, profile
 def test_the_limit_of_all_cores_is_cores_over_the_time_of_a_timestep() -> None:
     # 0.1 ms environment, 0.3 ms forward with 32 at once (64 are more than there are), 1 ms a pass to learn.
     assert machine_limit(profile(), configured()) == pytest.approx(2 / (0.1e-3 + 0.3e-3 + 4 * 1.0e-3))
-    assert machine_limit(profile(), configured("a2c", "parallel")) == pytest.approx(2 / 1.4e-3)
+    assert machine_limit(profile(), configured("a2c", "parallel")) == pytest.approx(2 / (0.1e-3 + 1.2e-3))
 
 
 def test_a_sequential_run_has_the_limit_of_its_threads() -> None:
@@ -49,7 +49,10 @@ def test_threads_that_were_not_measured_have_no_limit() -> None:
 def test_the_forward_pass_is_the_fastest_of_at_most_as_many_environments_as_the_run_has() -> None:
     assert best_times(profile(), configured(env={"num_envs": 16}), 1).forward == pytest.approx(0.4e-3)
     assert best_times(profile(), configured(env={"num_envs": 64}), 1).forward == pytest.approx(0.25e-3)
-    assert best_times(profile(), configured("a2c", env={"num_envs": 4}), 1).forward == pytest.approx(0.4e-3)
+    few = configured("a2c", env={"num_envs": 4}, hardware={"keep_acting_passes": False})
+    assert best_times(profile(), few, 1).forward == pytest.approx(0.4e-3)
+    kept = configured("a2c", env={"num_envs": 4})
+    assert best_times(profile(), kept, 1).learn == pytest.approx(1.4e-3)
 
 
 def test_a_profile_is_refused_for_another_network_game_difficulty_or_several_machines() -> None:
@@ -119,7 +122,21 @@ def test_workers_are_predicted_from_their_own_sizes_and_the_sums() -> None:
 
 def test_workers_of_a3c_do_not_sum() -> None:
     config = configured("a3c", "parallel", training={"n_steps": 16})
-    assert data_parallel_fps(profile(), config, 2, 1)[0] == pytest.approx(2 / (0.1e-3 + 0.4e-3 + 1.0e-3))
+    assert data_parallel_fps(profile(), config, 2, 1)[0] == pytest.approx(2 / (0.1e-3 + 1.4e-3))
+
+
+def test_acting_and_learning_are_one_where_passes_are_kept() -> None:
+    """32 environments: 1.2 ms in one pass; 0.3 + 1.0 ms where the run makes them again."""
+    for keep, milliseconds in ((None, 1.2), (True, 1.2), (False, 0.3 + 1.0)):
+        config = configured("a2c", "parallel", hardware={"keep_acting_passes": keep})
+        assert machine_limit(profile(), config) == pytest.approx(2e3 / (0.1 + milliseconds))
+    times = best_times(profile(), configured("a2c"), 1)
+    assert times.parts == pytest.approx({"env": 0.1 / 1.3, "forward": 0.0, "learn": 1.2 / 1.3})
+    text = bottleneck(times, 1, None, {})
+    assert text == (
+        "92% of the work is acting and learning, which share their forward passes; then stepping the "
+        "environments, 8%"
+    )
 
 
 def test_a_microbatch_is_not_larger_than_a_workers_share() -> None:
@@ -189,11 +206,11 @@ def test_a_split_that_was_set_before_does_not_bind_the_recommendation() -> None:
 
 def test_environments_change_only_for_a_large_gain_or_to_be_divisible() -> None:
     # Acting is all that counts here: with 64 environments at once it takes a third of the time.
-    acting = profile(
-        forward=passes("float32", {1: {16: 9.0, 32: 9.0, 64: 3.0}, 2: {16: 9.0, 32: 9.0, 64: 9.0}})
-    )
+    times = passes("float32", {1: {16: 9.0, 32: 9.0, 64: 3.0}, 2: {16: 9.0, 32: 9.0, 64: 9.0}})
+    acting = profile(forward=times, act_and_learn=times)
     config = configured("a2c", training={"n_steps": 16})
-    assert recommend(acting, config).num_envs == 64
+    again = configured("a2c", training={"n_steps": 16}, hardware={"keep_acting_passes": False})
+    assert recommend(acting, config).num_envs == recommend(acting, again).num_envs == 64
     assert recommend(acting, config, keep_envs=True).num_envs == 32
     assert recommend(profile(), config).num_envs == 32
     odd = configured(mode="parallel", env={"num_envs": 31}, parallel={"num_workers": 1})
