@@ -166,15 +166,15 @@ def check_network(name: str, network: str, cases: list[str], seconds: float, rou
     machine.measure(lambda share, text: None)
     machine.measure_parts(lambda share, text: None)
     profile = machine.profile(None)
-    texts, data = [], {}
-    for case, each in configs.items():
-        text, data[case] = check(case, each, profile, seconds, rounds, stop)
-        texts.append(text)
     title = (
         f"Recommendations of profile_cpu.py against other setups, coinrun, {network} network, "
         f"{cpu_utils.usable_cores()} cores, {rounds} round(s) of {seconds:g} s in turn"
     )
-    save(name, "\n\n".join([title, *texts]), {"cases": data})
+    texts, data = [title], {}
+    for case, each in configs.items():
+        text, data[case] = check(case, each, profile, seconds, rounds, stop)
+        texts.append(text)
+        save(name, "\n\n".join(texts), {"cases": data})
     return not all(each["passed"] for each in data.values())
 
 
