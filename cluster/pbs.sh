@@ -40,6 +40,13 @@ remote=${REMOTE:-}
 if [ -z "$remote" ]; then
     if command -v pbs_tmrsh >/dev/null; then remote=pbs_tmrsh; else remote="ssh -o BatchMode=yes"; fi
 fi
+run= early= told=
+# stop: has the run stop, as soon as it has begun.
+stop() {
+    told=yes
+    if [ -n "$run" ]; then kill -TERM "$run" 2>/dev/null; else early=yes; fi
+}
+trap stop TERM USR1
 hosts=$(mktemp) # PBS_NODEFILE names a node once for each of its slots
 trap 'rm -f "$hosts"' EXIT
 awk '!seen[$0]++' "$PBS_NODEFILE" >"$hosts"
@@ -75,8 +82,7 @@ SECONDS=0
 timeout --foreground --preserve-status "$limit" cluster/run_by_hand.sh "$hosts" "$script" \
     --output-dir "$output" --resume auto ${flags[@]+"${flags[@]}"} &
 run=$!
-told=
-trap 'told=yes; kill -TERM "$run" 2>/dev/null' TERM USR1
+[ -z "$early" ] || stop
 while true; do
     wait "$run"
     code=$?

@@ -13,6 +13,12 @@ if [ $# -lt 2 ] || [ ! -r "$1" ]; then
     sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
+first= early=
+# stop: all nodes stop, and save, when one is asked to; the first one as soon as it has begun.
+stop() {
+    if [ -n "$first" ]; then kill -TERM "$first" 2>/dev/null || true; else early=yes; fi
+}
+trap stop INT TERM
 mapfile -t hosts < <(sed -e 's/#.*//' -e 's/[[:space:]]//g' -e '/^$/d' "$1")
 if [ ${#hosts[@]} -eq 0 ]; then
     echo "$1 names no host" >&2
@@ -37,10 +43,9 @@ for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
     $remote "${hosts[rank]}" "cd $(printf '%q' "$PWD") && exec $(command_of "$rank" "$@")" </dev/null &
     others+=($!)
 done
-# All nodes stop, and save, when one is asked to.
-trap 'kill -TERM "${first:-}" 2>/dev/null || true' INT TERM
 eval "$(command_of 0 "$@") &"
 first=$!
+[ -z "$early" ] || stop
 code=0
 while true; do
     if wait "$first"; then code=0; else code=$?; fi

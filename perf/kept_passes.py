@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from perf.measure import interleave, save, table
-from perf.training_runs import train
+from perf.training_runs import Result, train
 from src.cpu_utils import usable_cores
 
 SCRIPTS = {
@@ -26,13 +26,21 @@ TIMESTEPS = {"impala": 32 * 16 * 20, "nature": 32 * 16 * 120}
 AGAIN, KEPT = "made again", "kept"
 
 
-def run(script: str, network: str, keep: bool, peaks: list[float]) -> float:
-    """Timesteps per second of a run; its peak of memory goes to `peaks`."""
+def run(script: str, network: str, keep: bool, results: list[Result]) -> float:
+    """Timesteps per second of a run, which goes to `results`."""
     settings = (f"model.architecture={network}", f"hardware.keep_acting_passes={str(keep).lower()}")
     workers = ("--num-workers", usable_cores()) if "parallel" in script else ()
-    result = train(script, ("--total-timesteps", TIMESTEPS[network], *workers), settings)
-    peaks.append(result.peak_memory_mb)
-    return result.fps
+    results.append(train(script, ("--total-timesteps", TIMESTEPS[network], *workers), settings))
+    return results[-1].fps
+
+
+def medians(results: list[Result]) -> dict[str, float]:
+    """Peak of memory in MB, and the share of the time that each phase takes."""
+    shares = {
+        phase: round(statistics.median(each.shares[phase] for each in results), 4)
+        for phase in results[0].shares
+    }
+    return {"peak_memory_mb": round(statistics.median(each.peak_memory_mb for each in results)), **shares}
 
 
 def main() -> None:
@@ -44,19 +52,17 @@ def main() -> None:
     data: dict[str, Any] = {}
     for network in arguments.networks:
         for name, script in SCRIPTS.items():
-            peaks: dict[str, list[float]] = {AGAIN: [], KEPT: []}
+            results: dict[str, list[Result]] = {AGAIN: [], KEPT: []}
             comparison = interleave(
-                {side: partial(run, script, network, side == KEPT, found) for side, found in peaks.items()},
+                {side: partial(run, script, network, side == KEPT, found) for side, found in results.items()},
                 arguments.rounds,
             )
-            memory = ", ".join(
-                f"{statistics.median(found):,.0f} MB ({side})" for side, found in peaks.items()
-            )
-            parts += [
-                f"{name}, {network} network; peak memory {memory}",
-                table(comparison, AGAIN, "timesteps/s"),
-            ]
-            data[f"{name}, {network}"] = {"rates": comparison.rates, "peak_memory_mb": peaks}
+            parts += [f"### {name}, {network} network", table(comparison, AGAIN, "timesteps/s")]
+            sides = {side: medians(found) for side, found in results.items()}
+            for side, (memory, *shares) in ((side, each.items()) for side, each in sides.items()):
+                where = ", ".join(f"{phase} {share:.1%}" for phase, share in shares if share)
+                parts.append(f"- {side}: peak memory {memory[1]:,.0f} MB; time: {where}")
+            data[f"{name}, {network}"] = {"rates": comparison.rates, "medians": sides}
     save("kept_passes", "\n\n".join(parts), data)
 
 

@@ -58,7 +58,27 @@ class ResidualBlock(nn.Module):
         return x + residual
 
 
-class ImpalaCNN(nn.Module):
+class Body(nn.Module):
+    """What stands before the heads: convolutions, if there are any, and the layers behind them.
+
+    The two are apart, so that what the convolutions make of observations can be kept and gone on from.
+    """
+
+    out_features: int
+
+    def features(self, x: Tensor) -> Tensor:  # (B, C, H, W) in [0, 1] or (B, D) -> (B, F)
+        """What the convolutions make of observations, flat."""
+        return x.flatten(1)
+
+    def hidden(self, features: Tensor) -> Tensor:  # (B, F) -> (B, out_features)
+        """What the layers behind them make of that."""
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hidden(self.features(x))
+
+
+class ImpalaCNN(Body):
     """The residual network of Espeholt et al. 2018, figure 3 (right): conv, max-pool, two residual blocks a
     stage."""
 
@@ -83,11 +103,11 @@ class ImpalaCNN(nn.Module):
         # Flattened in memory order (H, W, C): free for channels_last, where C, H, W order would copy.
         return x.permute(0, 2, 3, 1).flatten(1)
 
-    def forward(self, features: Tensor) -> Tensor:  # (B, H' * W' * C') -> (B, hidden_size)
+    def hidden(self, features: Tensor) -> Tensor:  # (B, H' * W' * C') -> (B, hidden_size)
         return F.relu(self.dense(features))
 
 
-class NatureCNN(nn.Module):
+class NatureCNN(Body):
     """The three convolutions of Mnih et al. 2015 and a dense layer."""
 
     def __init__(self, in_shape: tuple[int, ...], hidden_size: int) -> None:
@@ -110,11 +130,11 @@ class NatureCNN(nn.Module):
         features: Tensor = self.convolutions(x).permute(0, 2, 3, 1).flatten(1)
         return features
 
-    def forward(self, features: Tensor) -> Tensor:  # (B, H' * W' * C') -> (B, hidden_size)
+    def hidden(self, features: Tensor) -> Tensor:  # (B, H' * W' * C') -> (B, hidden_size)
         return F.relu(self.dense(features))
 
 
-class MLP(nn.Module):
+class MLP(Body):
     """Tanh layers for vector observations."""
 
     def __init__(self, in_features: int, sizes: tuple[int, ...]) -> None:
@@ -126,24 +146,17 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers)
         self.out_features = widths[-1]
 
-    def features(self, x: Tensor) -> Tensor:  # (B, ...) -> (B, D): there are no convolutions
-        return x.flatten(1)
-
-    def forward(self, features: Tensor) -> Tensor:  # (B, D) -> (B, sizes[-1])
+    def hidden(self, features: Tensor) -> Tensor:  # (B, D) -> (B, sizes[-1])
         hidden: Tensor = self.layers(features)
         return hidden
 
 
 class ActorCritic(nn.Module):
-    """One body, two heads: action logits and a state value.
-
-    The body has two parts, so that what the convolutions make of observations, `features`, can be kept and
-    gone on from: its own `features`, and the dense layers behind them, which are its `forward`.
-    """
+    """One body, two heads: action logits and a state value."""
 
     def __init__(
         self,
-        body: ImpalaCNN | NatureCNN | MLP,
+        body: Body,
         out_features: int,
         spaces: Spaces,
         precision: torch.dtype = torch.float32,
@@ -175,7 +188,7 @@ class ActorCritic(nn.Module):
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """(B, F) -> logits (B, num_actions), values (B,), by all layers behind the convolutions."""
         with self._computing():
-            hidden = self.body(features).float()
+            hidden = self.body.hidden(features).float()
         return self.policy(hidden), self.value(hidden).squeeze(-1)
 
     def _computing(self) -> torch.autocast:
@@ -196,7 +209,7 @@ def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        body: ImpalaCNN | NatureCNN | MLP
+        body: Body
         if architecture == "impala":
             body = ImpalaCNN(spaces.network_shape, config.impala_channels, config.hidden_size)
         elif architecture == "nature":

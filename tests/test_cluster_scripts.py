@@ -123,6 +123,24 @@ def test_a_job_that_was_cancelled_stays_cancelled(tmp_path: Path, code: int) -> 
     assert slurm.times_requeued == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_slurm_job_that_is_told_to_stop_before_its_tasks_begin_stops_them(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    asked = tmp_path / "asked"
+    slurm = Slurm(tmp_path)
+    put_program(slurm.programs, "srun", "exec sleep 50")
+    put_program(slurm.programs, "scontrol", f"touch {asked}\nsleep 0.5\necho JobState=COMPLETING")
+    job = subprocess.Popen(
+        ["bash", str(CLUSTER / "slurm.sbatch")],
+        env=environment(slurm.programs, SLURM_JOB_ID=7, SLURM_JOB_NODELIST="n1", SLURM_SUBMIT_DIR=tmp_path),
+        stdout=subprocess.DEVNULL,
+    )
+    runs.wait_until(asked.exists)
+    job.send_signal(number)
+    assert job.wait(timeout=20) == 128 + number
+
+
 # --- PBS ---
 
 
@@ -196,6 +214,21 @@ def test_a_pbs_job_that_is_told_to_stop_leaves_it_to_pbs_whether_it_comes_back(
     while not pbs.started.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    job.send_signal(number)
+    job.communicate(timeout=20)
+    assert job.returncode == 143
+    assert not pbs.submitted.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_pbs_job_that_is_told_to_stop_before_its_run_begins_stops_it(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    asked = tmp_path / "asked"
+    pbs = Pbs(tmp_path, "exec sleep 50")
+    put_program(pbs.programs, "qstat", f"touch {asked}\nsleep 0.5")
+    job = pbs.start(PBS_WALLTIME=3600)
+    runs.wait_until(asked.exists)
     job.send_signal(number)
     job.communicate(timeout=20)
     assert job.returncode == 143

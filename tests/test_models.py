@@ -313,7 +313,8 @@ def test_float_observations_are_neither_scaled_nor_changed() -> None:
     model = make_model(ModelConfig(), VECTOR, 0)
     observations = torch.tensor([[200.0, -3.0, 0.5, 1e4]])
     seen: list[torch.Tensor] = []
-    model.body.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].clone()))
+    first = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    first.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].clone()))
     model(observations)
     assert torch.equal(seen[0], torch.tensor([[200.0, -3.0, 0.5, 1e4]]))
 
