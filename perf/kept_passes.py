@@ -48,22 +48,34 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--networks", nargs="+", choices=sorted(TIMESTEPS), default=sorted(TIMESTEPS))
     arguments = parser.parse_args()
-    parts = ["A2C and A3C on coinrun, 32 environments x 16 steps: the passes of acting made again or kept"]
-    data: dict[str, Any] = {}
     for network in arguments.networks:
-        for name, script in SCRIPTS.items():
-            results: dict[str, list[Result]] = {AGAIN: [], KEPT: []}
-            comparison = interleave(
-                {side: partial(run, script, network, side == KEPT, found) for side, found in results.items()},
-                arguments.rounds,
+        measure(network, arguments.rounds)
+
+
+def measure(network: str, rounds: int) -> None:
+    """Measure all scripts with a network and save what was found."""
+    parts = [
+        f"A2C and A3C on coinrun, {network} network, 32 environments x 16 steps: the passes of acting made "
+        "again or kept"
+    ]
+    data: dict[str, Any] = {}
+    for name, script in SCRIPTS.items():
+        results: dict[str, list[Result]] = {AGAIN: [], KEPT: []}
+        comparison = interleave(
+            {side: partial(run, script, network, side == KEPT, found) for side, found in results.items()},
+            rounds,
+        )
+        sides = {side: medians(found) for side, found in results.items()}
+        parts += [f"### {name}", table(comparison, AGAIN, "timesteps/s")]
+        lines = []
+        for side, each in sides.items():
+            where = ", ".join(
+                f"{phase} {each[phase]:.1%}" for phase in results[side][0].shares if each[phase]
             )
-            parts += [f"### {name}, {network} network", table(comparison, AGAIN, "timesteps/s")]
-            sides = {side: medians(found) for side, found in results.items()}
-            for side, (memory, *shares) in ((side, each.items()) for side, each in sides.items()):
-                where = ", ".join(f"{phase} {share:.1%}" for phase, share in shares if share)
-                parts.append(f"- {side}: peak memory {memory[1]:,.0f} MB; time: {where}")
-            data[f"{name}, {network}"] = {"rates": comparison.rates, "medians": sides}
-    save("kept_passes", "\n\n".join(parts), data)
+            lines.append(f"- {side}: peak memory {each['peak_memory_mb']:,.0f} MB; time: {where}")
+        parts.append("\n".join(lines))
+        data[name] = {"rates": comparison.rates, "medians": sides}
+    save(f"kept_passes_{network}", "\n\n".join(parts), data)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class Trainer(LearningProcess):
         if self.passes is None:
             return super().facts()
         size = self.passes.sample_bytes * self.part.num_samples / 2**20
-        return {**super().facts(), "passes": f"learns from those of acting, which take {size:.0f} MB"}
+        return {**super().facts(), "passes": f"learns from those of acting, {size:.0f} MB a process"}
 
     def iterate(self, learning_rate: float) -> Update:
         """One update: collect a rollout, compute its advantages, learn from it."""
