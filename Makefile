@@ -65,7 +65,7 @@ install: $(READY)  ## set up venv/ with all that is needed (the other targets do
 quick-test: $(READY)  ## check the installation in less than a minute
 	@$(PY) quick_test.py $(ARGS)
 
-profile: $(READY)  ## know your machine: its limits, the share that is reached, what to set; some two minutes
+profile: $(READY)  ## know your machine: its limits, the share that is reached, what to set; two to three minutes
 	@$(PY) profile_cpu.py $(if $(ENV),--env $(ENV)) $(if $(OUTPUT),--output-dir "$(OUTPUT)") $(ARGS)
 
 # --- The main job -------------------------------------------------------------------------------------------

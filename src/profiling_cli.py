@@ -27,7 +27,7 @@ from src.programs import Stop
 from src.study import ALGORITHMS, MODES
 
 DESCRIPTION = """
-Know your machine: measure, in some two minutes, what limits training here
+Know your machine: measure, in two to three minutes, what limits training here
 and what share of it this project reaches; recommend workers, actors, threads,
 environments and microbatch. Leave the machine alone meanwhile.
 """
