@@ -41,7 +41,7 @@ if [ -z "$remote" ]; then
     if command -v pbs_tmrsh >/dev/null; then remote=pbs_tmrsh; else remote="ssh -o BatchMode=yes"; fi
 fi
 run= early= told=
-# stop: has the run stop, as soon as it has begun.
+# stop: has the run stop, or not begin.
 stop() {
     told=yes
     if [ -n "$run" ]; then kill -TERM "$run" 2>/dev/null; else early=yes; fi
@@ -79,15 +79,19 @@ set -f # words, not patterns of file names
 flags=(${FLAGS:-})
 set +f
 SECONDS=0
-timeout --foreground --preserve-status "$limit" cluster/run_by_hand.sh "$hosts" "$script" \
-    --output-dir "$output" --resume auto ${flags[@]+"${flags[@]}"} &
-run=$!
-[ -z "$early" ] || stop
-while true; do
+if [ -n "$early" ]; then
+    code=143
+else
+    timeout --foreground --preserve-status "$limit" cluster/run_by_hand.sh "$hosts" "$script" \
+        --output-dir "$output" --resume auto ${flags[@]+"${flags[@]}"} &
+    run=$!
+    [ -z "$early" ] || { sleep 1 && stop; } # told to just now: `timeout` is there by then
+    while kill -0 "$run" 2>/dev/null; do
+        wait "$run" # until it ends or a signal comes
+    done
     wait "$run"
     code=$?
-    kill -0 "$run" 2>/dev/null || break # else it was a signal that ended the waiting
-done
+fi
 
 # again: submits this job anew, with the resources, queue and settings that it has.
 again() {

@@ -45,12 +45,12 @@ for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
 done
 eval "$(command_of 0 "$@") &"
 first=$!
-[ -z "$early" ] || stop
-code=0
-while true; do
-    if wait "$first"; then code=0; else code=$?; fi
-    kill -0 "$first" 2>/dev/null || break
+[ -z "$early" ] || { sleep 1 && stop; } # the program is there by then
+while kill -0 "$first" 2>/dev/null; do
+    wait "$first" || true # until it ends or a signal comes
 done
+code=0
+wait "$first" || code=$?
 if [ "$code" -eq 2 ] && [ ${#others[@]} -gt 0 ]; then
     # It was refused. What it could tell the others they have said by now; they would wait for it in vain.
     for ((tenths = 0; tenths < 30; tenths++)); do

@@ -124,12 +124,12 @@ def test_a_job_that_was_cancelled_stays_cancelled(tmp_path: Path, code: int) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_slurm_job_that_is_told_to_stop_before_its_tasks_begin_stops_them(
+def test_a_slurm_job_that_is_told_to_stop_before_its_tasks_begin_begins_none(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    asked = tmp_path / "asked"
+    asked, begun = tmp_path / "asked", tmp_path / "begun"
     slurm = Slurm(tmp_path)
-    put_program(slurm.programs, "srun", "exec sleep 50")
+    put_program(slurm.programs, "srun", f"touch {begun}\nexec sleep 50")
     put_program(slurm.programs, "scontrol", f"touch {asked}\nsleep 0.5\necho JobState=COMPLETING")
     job = subprocess.Popen(
         ["bash", str(CLUSTER / "slurm.sbatch")],
@@ -139,6 +139,7 @@ def test_a_slurm_job_that_is_told_to_stop_before_its_tasks_begin_stops_them(
     runs.wait_until(asked.exists)
     job.send_signal(number)
     assert job.wait(timeout=20) == 128 + number
+    assert not begun.exists()
 
 
 # --- PBS ---
@@ -221,7 +222,7 @@ def test_a_pbs_job_that_is_told_to_stop_leaves_it_to_pbs_whether_it_comes_back(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_pbs_job_that_is_told_to_stop_before_its_run_begins_stops_it(
+def test_a_pbs_job_that_is_told_to_stop_before_its_run_begins_begins_none(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     asked = tmp_path / "asked"
@@ -232,7 +233,7 @@ def test_a_pbs_job_that_is_told_to_stop_before_its_run_begins_stops_it(
     job.send_signal(number)
     job.communicate(timeout=20)
     assert job.returncode == 143
-    assert not pbs.submitted.exists()
+    assert not pbs.submitted.exists() and not pbs.started.exists()
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 143])
