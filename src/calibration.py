@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 KEYS = ("num_actors", "num_learners")  # settings that a calibration finds
 ACT_SECONDS, LEARN_SECONDS = 0.7, 1.5
 START_SECONDS = 120.0  # for all of it
+CROWDED = 0.05  # what more actors than cores have to promise: times as close as that are told apart by noise
 MAX_SIZES = 3  # numbers of environments per actor that are tried
 
 
@@ -85,6 +86,7 @@ def fastest_split(
     config: Config, cores: int, act_seconds: dict[int, float], learn_seconds: float, microbatch_size: int
 ) -> Calibration:
     """The split that the measured times predict to be fastest; of equal ones that with the fewest processes.
+    More actors than cores have to be faster by CROWDED.
 
     Where there are more processes than cores, actors yield to learners: both sides work in turns, each on as
     many cores as it has processes. Learners beyond one microbatch each would gain nothing.
@@ -97,10 +99,14 @@ def fastest_split(
         learn = learn_seconds / min(learners, cores)
         return 1 / (act + learn if actors + learners > cores else max(act, learn))
 
+    def promise(split: tuple[int, int]) -> float:
+        crowded = split[0] > cores
+        return round(predicted(*split) * (1 - CROWDED if crowded else 1), 6)
+
     splits = sorted(
         (config.envs_per_node // size, learners) for size in act_seconds for learners in learner_counts
     )
-    actors, learners = max(splits, key=lambda split: round(predicted(*split), 6))
+    actors, learners = max(splits, key=promise)
     busy = cores / (act_seconds[config.envs_per_node // actors] + learn_seconds)
     return Calibration(cores, act_seconds, learn_seconds, actors, learners, predicted(actors, learners), busy)
 
