@@ -103,7 +103,7 @@ BATCHED = {8: 0.14 * MS, 16: 0.1 * MS, 32: 0.06 * MS}  # ... or less with more o
         (2, {**BATCHED, 32: 0.02 * MS}, 0.3 * MS, 64, (1, 2), 1 / (0.17 * MS)),
         # 512 samples are one microbatch, so there is one learner: 0.3 ms, against 0.05 + 0.3 with two actors.
         (2, EQUAL, 0.3 * MS, 512, (1, 1), 1 / (0.3 * MS)),
-        # Four actors on two cores, 0.045 + 0.15, are not faster by more than times are told apart: 0.05 + 0.15.
+        # Four actors on two cores, 0.045 + 0.15, are not 5 % faster than two, 0.05 + 0.15.
         (2, {8: 0.09 * MS, 16: 0.1 * MS, 32: 0.1 * MS}, 0.3 * MS, 64, (2, 2), 5_000),
         (2, {8: 0.05 * MS, 16: 0.1 * MS, 32: 0.1 * MS}, 0.3 * MS, 64, (4, 2), 1 / (0.175 * MS)),
         # Four cores: three learners keep up with an actor, 0.1 ms each, as 4 and 4 in turns would.
