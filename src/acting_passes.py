@@ -40,10 +40,6 @@ class ActingPasses:
         self._starts: list[Tensor] = []
         """Of each microbatch, what the dense layers began with."""
 
-    def begin(self) -> None:
-        """Let go of the last rollout."""
-        self._features, self._starts, self._known = [], [], None
-
     def act(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and values of a step's observations, to be called for one step after another."""
         with torch.enable_grad():
@@ -66,10 +62,11 @@ class ActingPasses:
         return self.model.heads(start)
 
     def finish(self) -> None:
-        """Take the gradient that the features of all samples have by now on to the convolutions."""
+        """Take the gradient that the features of all samples have by now on to the convolutions. This rollout
+        is done then: what was kept of it is let go of."""
         gradients = torch.cat([start.grad for start in self._starts if start.grad is not None])
         torch.autograd.backward(self._features, list(gradients.split(self.part.num_envs)))  # type: ignore[no-untyped-call]
-        self.begin()
+        self._features, self._starts, self._known = [], [], None
 
 
 def activation_bytes(model: ActorCritic) -> int:

@@ -166,7 +166,7 @@ class AsyncTrainer(Trainer):
         with self._locked():
             self.learner.parameters.copy_(self.shared_parameters)
             self.version = int(self.shared["updates"][0])
-        episodes = self.collect(number)
+        episodes = self.collector.collect(self.part, number)
         self._compute_advantages()
         self.learner.set_learning_rate(learning_rate)
         figures = self.learn(self.part, number)

@@ -187,7 +187,6 @@ class Bench:
         frames, noise = self.frames[:size], self.noise[:size]
 
         def act_and_learn() -> None:
-            passes.begin()
             for _ in range(part.n_steps):
                 logits, values = passes.act(frames)
                 with torch.inference_mode():

@@ -91,7 +91,7 @@ class Trainer(LearningProcess):
     def iterate(self, learning_rate: float) -> Update:
         """One update: collect a rollout, compute its advantages, learn from it."""
         number = self.counters.updates
-        episodes = self.collect(number)
+        episodes = self.collector.collect(self.part, number)
         with self.timer("wait"):
             self.communicator.barrier()
         self._compute_advantages()
@@ -100,13 +100,6 @@ class Trainer(LearningProcess):
         figures = self.learn(self.rollout, number)
         self.count_update(self.rollout.num_samples * self.communicator.num_nodes)
         return Update(self.exchange(episodes), figures)
-
-    def collect(self, number: int) -> list[Episode]:
-        """Fill this process's part of the rollout in the update of this number; returns the episodes that
-        ended."""
-        if self.passes is not None:
-            self.passes.begin()
-        return self.collector.collect(self.part, number)
 
     def learn(self, rollout: RolloutBuffer, number: int) -> dict[str, float | None]:
         """Make the update of this number from a finished rollout; returns the figures of learning."""

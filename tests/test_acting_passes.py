@@ -68,7 +68,7 @@ def test_learning_is_the_same_whether_passes_are_kept_or_made_again(microbatch: 
 def test_the_gradient_is_that_of_the_whole_rollout_at_once() -> None:
     """Against autograd on all samples, without the learner."""
     trainer = Trainer(configured(True), Communicator(), 1, lambda: None)
-    trainer.collect(0)
+    trainer.collector.collect(trainer.part, 0)
     trainer._compute_advantages()
     trainer.learner.apply = lambda: None  # what it would do to the parameters
     trainer.learner.max_grad_norm = 1e9

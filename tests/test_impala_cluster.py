@@ -306,9 +306,8 @@ def test_a_resumed_run_goes_on_with_what_each_node_had() -> None:
         assert torch.equal(first.learner.parameters, before.parameters[-1][0])
         assert first.store.begun.tolist() == begun
     with after.acting():
-        while (
-            len({env for _, env in after.seen}) < ENVS
-        ):  # an actor may have been too slow for the first batch
+        # An actor may have been too slow for the first batch.
+        while len({env for _, env in after.seen}) < ENVS:
             after.learn(1)
     seeds = {tuple(after.of_environment(env, 0)[0, :2]) for env in range(ENVS)}
     seeds |= {tuple(before.of_environment(env, 0)[0, :2]) for env in range(ENVS)}
