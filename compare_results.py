@@ -2,7 +2,7 @@
 
 import sys
 
-from src.comparison_cli import main
+from rlcb.cli.compare import main
 
 if __name__ == "__main__":
     sys.exit(main())

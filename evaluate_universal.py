@@ -2,7 +2,7 @@
 
 import sys
 
-from src.evaluation_cli import main
+from rlcb.cli.evaluate import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from src.cli import exit_code
-from src.cli_flags import Parser
+from rlcb.cli.command import Parser, exit_code
 
 
 def main() -> int:
@@ -16,7 +15,7 @@ def main() -> int:
     parser.add_argument("--x", choices=axes, default=axes[0], help="horizontal axis (default: %(default)s)")
     arguments = parser.parse_args()
 
-    from src.report import plot_run  # numpy and matplotlib: not needed for --help
+    from rlcb.plots.training_curves import plot_run  # numpy and matplotlib: not needed for --help
 
     print(f"Training curves: {plot_run(arguments.log_file, arguments.output, arguments.x)}")
     return 0

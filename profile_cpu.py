@@ -2,7 +2,7 @@
 
 import sys
 
-from src.profiling_cli import main
+from rlcb.cli.profile import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,11 +4,11 @@ import argparse
 import sys
 from typing import NoReturn
 
-from src.installation import verify_installation
+from rlcb.cli.quick_test import verify_installation
 
 
 class Parser(argparse.ArgumentParser):
-    """That of src/cli_flags.py needs packages that may be missing here."""
+    """That of src/rlcb/cli/flags.py needs packages that may be missing here."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")

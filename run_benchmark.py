@@ -2,7 +2,7 @@
 
 import sys
 
-from src.study_cli import main
+from rlcb.cli.benchmark import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from src.cli import main
+from rlcb.cli.train import main
 
 if __name__ == "__main__":
     sys.exit(main("a2c", "sequential", timed=False))

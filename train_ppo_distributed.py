@@ -2,7 +2,7 @@
 
 import sys
 
-from src.cluster_cli import main
+from rlcb.cli.train_distributed import main
 
 if __name__ == "__main__":
     sys.exit(main("ppo"))

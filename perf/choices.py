@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from perf.measure import interleave, rate, save, table
-from src import cpu_utils
+from rlcb import cpu
 
 ENVS, STEPS, COLLECTED_STEPS = 32, 32, 16
 AS_IT_IS = "as it is"
@@ -25,9 +25,9 @@ AS_IT_IS = "as it is"
 def make_trainer(network: str) -> Any:
     import torch
 
-    from src.config_file import build_config
-    from src.distributed import Communicator
-    from src.trainer import Trainer
+    from rlcb.config.yaml_file import build_config
+    from rlcb.rl.communicator import Communicator
+    from rlcb.training.trainer import Trainer
 
     training = {"n_steps": STEPS, "batch_size": ENVS * STEPS, "n_epochs": 1}
     config = build_config(
@@ -60,7 +60,7 @@ def add_in_place(trainer: Any) -> None:
     """Residual blocks add their input to what the second convolution gave, without new memory."""
     import torch.nn.functional as F
 
-    from src.models import ResidualBlock
+    from rlcb.rl.models import ResidualBlock
 
     def forward(block: Any, x: Any) -> Any:
         return block.conv1(F.relu(block.conv0(F.relu(x)), inplace=True)).add_(x)
@@ -121,7 +121,7 @@ def learn(trainer: Any) -> None:
 def act(model: Any, observations: Any, noise: Any) -> Any:
     import torch
 
-    from src.collector import sample_actions
+    from rlcb.rl.collector import sample_actions
 
     with torch.inference_mode():
         return sample_actions(model(torch.from_numpy(observations))[0], noise)[0].numpy()
@@ -163,9 +163,9 @@ class Halves:
 
 
 def make_env(count: int, native_threads: int) -> Any:
-    from src.envs import make_vector_env
-    from src.seeding import group_seed
-    from src.settings import EnvConfig
+    from rlcb.config.settings import EnvConfig
+    from rlcb.envs.vector_env import make_vector_env
+    from rlcb.seeding import group_seed
 
     config = EnvConfig(id="coinrun", num_envs=count)
     return make_vector_env(config, [group_seed(1, group) for group in range(count // 8)], 8, native_threads)
@@ -176,9 +176,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--network", default="impala", choices=("impala", "nature"))
     arguments = parser.parse_args()
-    threads = cpu_utils.choose_threads(None)
-    cpu_utils.set_thread_environment(threads)
-    cpu_utils.tune_allocator()
+    threads = cpu.choose_threads(None)
+    cpu.set_thread_environment(threads)
+    cpu.tune_allocator()
     import torch
 
     torch.set_num_threads(threads)

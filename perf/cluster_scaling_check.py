@@ -24,7 +24,7 @@ from perf.cluster_scaling_link import Hosts, hosts
 from perf.cluster_scaling_model import Computing, Machine, Options, Prediction, Workload, predict
 from perf.cluster_scaling_ring import Hop, Points, fit_hop
 from perf.training_runs import Result, command, environment, read
-from src.project import PROJECT
+from rlcb.paths import PROJECT
 from tests.cluster_runs import free_port
 
 NODES = 2

@@ -13,9 +13,9 @@ from typing import Any
 
 from perf.cluster_scaling_model import Computing, Machine
 from perf.cluster_scaling_ring import Points, Sharing, fit_hop
-from src.cpu_utils import describe_machine
-from src.files import write_json
-from src.software import describe_software
+from rlcb.cpu import describe_machine
+from rlcb.files import write_json
+from rlcb.software import describe_software
 
 NAME = "cluster_scaling"
 

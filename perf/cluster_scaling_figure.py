@@ -20,8 +20,8 @@ from perf.cluster_scaling_grid import (
     costs,
 )
 from perf.cluster_scaling_ring import hierarchical_parts, link_hop, ring_parts
-from src.figures import BLUE, GREEN, GREY, INK, STYLE, VERMILION
-from src.number_text import count_text
+from rlcb.plots.style import BLUE, GREEN, GREY, INK, STYLE, VERMILION
+from rlcb.text import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

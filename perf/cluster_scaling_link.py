@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from src.project import PROJECT
+from rlcb.paths import PROJECT
 from tests.cluster_runs import call, missing_for_namespaces, remove_hosts
 
 LINK = "wire"  # the name of the device in every namespace

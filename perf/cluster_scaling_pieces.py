@@ -16,10 +16,10 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from src import cpu_utils
+from rlcb import cpu
 
 if TYPE_CHECKING:
-    from src.trainer import Trainer
+    from rlcb.training.trainer import Trainer
 
 GAME = "coinrun"
 ENVS, STEPS = 16, 32
@@ -86,9 +86,9 @@ def on_cores(
 
 def _on_cores(cores: set[int], work: Any, barrier: Any, connection: Any) -> None:
     os.sched_setaffinity(0, cores)
-    cpu_utils.tune_allocator()
-    cpu_utils.set_thread_environment(len(cores))
-    cpu_utils.set_torch_threads(len(cores))
+    cpu.tune_allocator()
+    cpu.set_thread_environment(len(cores))
+    cpu.set_torch_threads(len(cores))
     connection.send(work(lambda: barrier.wait(START_SECONDS)))
 
 
@@ -110,9 +110,9 @@ def repeated(work: Callable[[], Any], seconds: float) -> list[float]:
 
 
 def make_trainer(network: str, algorithm: str, envs: int, n_steps: int) -> Trainer:
-    from src.config_file import build_config
-    from src.distributed import Communicator
-    from src.trainer import Trainer
+    from rlcb.config.yaml_file import build_config
+    from rlcb.rl.communicator import Communicator
+    from rlcb.training.trainer import Trainer
 
     training: dict[str, Any] = {"n_steps": n_steps, "n_epochs": 1, "batch_size": None}
     if algorithm != "ppo":
@@ -200,7 +200,7 @@ def ppo_steps(
     import numpy as np
     import torch
 
-    from src.ppo import minibatch_loss
+    from rlcb.rl.ppo import minibatch_loss
 
     rollout, learner, training = trainer.rollout, trainer.learner, trainer.config.training
     names = ("observations", "actions", "log_probs", "values", "advantages", "returns")
@@ -234,7 +234,7 @@ def rest_of(trainer: Trainer, update: float, together: Callable[[], Any], second
 
 def late_bytes(trainer: Trainer) -> int:
     """Bytes of the bucket of a gradient that is complete last."""
-    from src.cluster_reduction import buckets_of
+    from rlcb.cluster.gradient_reduction import buckets_of
 
     _, start, end = buckets_of([each.numel() for each in trainer.model.parameters()])[-1]
     return 4 * (end - start)
@@ -244,8 +244,8 @@ def machine_pieces(seconds: float, together: Callable[[], Any]) -> dict[str, Any
     """In one process: shuffling the samples of several nodes, and adding vectors."""
     import torch
 
-    from src.distributed import Communicator
-    from src.seeding import minibatch_permutation
+    from rlcb.rl.communicator import Communicator
+    from rlcb.seeding import minibatch_permutation
 
     communicator = Communicator()
     communicator.world_size, communicator.num_nodes = 2, 2

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from perf.cluster_scaling_link import Hosts
 from perf.training_runs import environment
-from src.project import PROJECT
+from rlcb.paths import PROJECT
 from tests.cluster_runs import free_port
 
 if TYPE_CHECKING:
-    from src.distributed import GlooCommunicator
+    from rlcb.parallel.gloo import GlooCommunicator
 
 SMALL = 32  # bytes
 IN_A_ROW = 3  # short sums behind a piece of computing, as they come in training
@@ -89,7 +89,7 @@ def be_rank(arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from src.distributed import GlooCommunicator
+    from rlcb.parallel.gloo import GlooCommunicator
 
     torch.set_num_threads(1)
     rank, ranks = arguments.rank, arguments.size

@@ -12,8 +12,8 @@ from perf.cluster_scaling_data import NAME, Data, link_name
 from perf.cluster_scaling_figure import draw
 from perf.cluster_scaling_grid import COSTS, HALF, KINDS, LINKS, NODES, WAYS, Grid, costs, first_below
 from perf.cluster_scaling_ring import link_hop, ring_parts
-from src.cpu_utils import describe_machine
-from src.software import describe_software
+from rlcb.cpu import describe_machine
+from rlcb.software import describe_software
 
 ALLOWED = 0.15  # by which a prediction may miss a measurement
 SHOWN_LINKS = (LINKS[0], LINKS[-1])

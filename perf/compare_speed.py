@@ -22,13 +22,14 @@ import numpy as np
 
 from perf.measure import save
 from perf.training_runs import environment
-from src.config import Config
-from src.config_file import build_config, dump_config, read_config_file
-from src.metrics import ROW_KEYS, WINDOW, write_rows
-from src.project import PROJECT, default_config_path
-from src.record import write_record
-from src.run_folder import RunFolder
-from src.timing import PHASES
+from rlcb.config.config import Config
+from rlcb.config.yaml_file import build_config, dump_config, read_config_file
+from rlcb.paths import PROJECT, default_config_path
+from rlcb.rl.statistics import WINDOW
+from rlcb.rl.timing import PHASES
+from rlcb.training.metrics_writer import ROW_KEYS, write_rows
+from rlcb.training.results import write_record
+from rlcb.training.run_folder import RunFolder
 
 VARIANTS = (
     *(("ppo", "sequential", 1500.0), ("ppo", "parallel", 1700.0), ("a2c", "sequential", 3400.0)),

@@ -16,10 +16,10 @@ import gymnasium
 import numpy as np
 
 from perf.measure import interleave, rate, save, table
-from src import cpu_utils
-from src.envs import make_vector_env
-from src.seeding import group_seed
-from src.settings import EnvConfig
+from rlcb import cpu
+from rlcb.config.settings import EnvConfig
+from rlcb.envs.vector_env import make_vector_env
+from rlcb.seeding import group_seed
 
 STEPS = 20
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--game", default="coinrun")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    cores = cpu_utils.usable_cores()
+    cores = cpu.usable_cores()
     base = "32 through Shimmy in SyncVectorEnv, Procgen's default of 4 threads"
     alternatives = {
         base: through_shimmy(arguments.game, 32, 4),

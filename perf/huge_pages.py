@@ -18,7 +18,7 @@ from typing import Any
 
 from perf.measure import interleave, save, table
 from perf.training_runs import train
-from src.errors import UsageError
+from rlcb.errors import UsageError
 
 TUNABLE, HUGE = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")

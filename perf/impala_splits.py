@@ -14,7 +14,7 @@ from typing import Any
 
 from perf.measure import interleave, save, table
 from perf.training_runs import train
-from src import cpu_utils
+from rlcb import cpu
 
 ENVS, STEPS = 32, 32
 UPDATES = {"impala": 10, "nature": 72}
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--network", choices=sorted(UPDATES), default="nature")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    cores = cpu_utils.usable_cores()
+    cores = cpu.usable_cores()
     actors = sorted({1, max(1, cores // 2), cores, 2 * cores})
     learners = sorted({1, max(1, cores // 2), cores})
     chosen: list[Any] = []

@@ -12,7 +12,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from src.models import ActorCritic
+from rlcb.rl.models import ActorCritic
 
 
 class Int8Policy(nn.Module):

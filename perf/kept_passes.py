@@ -15,7 +15,7 @@ from typing import Any
 
 from perf.measure import interleave, save, table
 from perf.training_runs import Result, train
-from src.cpu_utils import usable_cores
+from rlcb.cpu import usable_cores
 
 SCRIPTS = {
     "A2C sequential": "train_a2c_sequential.py",

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from src.cpu_utils import describe_machine
-from src.files import write_json
-from src.software import describe_software
+from rlcb.cpu import describe_machine
+from rlcb.files import write_json
+from rlcb.software import describe_software
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from perf.measure import Comparison, interleave, save, table
 from perf.training_runs import train
-from src import cpu_utils
+from rlcb import cpu
 
-CORES = cpu_utils.usable_cores()
+CORES = cpu.usable_cores()
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,11 @@ from perf.peers_install import PeerUnavailable, python_of
 from perf.peers_report import case_table, require_marks
 from perf.peers_results import DOCUMENT, Results, code_fingerprint
 from perf.peers_run import Measurement, Window, measure
-from src import cpu_utils
-from src.cli import exit_code
-from src.cli_flags import Parser
-from src.errors import RunError, UsageError
-from src.machine_load import busy_warning, measure_load
-from src.machine_lock import Lock, machine_lock_path
+from rlcb import cpu
+from rlcb.cli.command import Parser, exit_code
+from rlcb.errors import RunError, UsageError
+from rlcb.processes.machine_load import busy_warning, measure_load
+from rlcb.processes.machine_lock import Lock, machine_lock_path
 
 ROUNDS = 3
 TRIAL = Window(seconds=0.0, updates=1)
@@ -129,7 +128,7 @@ def impossible(cases: tuple[Case, ...]) -> dict[str, str]:
     """Make the environments that are needed; why those sides do not run that cannot run here."""
     found = {}
     for name in dict.fromkeys(side for case in cases for side in case.sides):
-        if name in BFLOAT16 and not cpu_utils.has_bfloat16():
+        if name in BFLOAT16 and not cpu.has_bfloat16():
             found[name] = "this processor has no instructions for bfloat16"
         elif SIDES[name].peer != OWN:
             try:

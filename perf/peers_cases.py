@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from perf.training_runs import command
-from src import cpu_utils
-from src.config import largest_divisor
-from src.errors import UsageError
-from src.models import Spaces, make_model
-from src.settings import ModelConfig
+from rlcb import cpu
+from rlcb.config.config import largest_divisor
+from rlcb.config.settings import ModelConfig
+from rlcb.envs.spaces import Spaces
+from rlcb.errors import UsageError
+from rlcb.rl.models import make_model
 
 FRAMES = Spaces((64, 64, 3), "uint8", 15)
 FOREVER = 10**12  # timesteps: every program is ended from outside
@@ -97,7 +98,7 @@ def own_script(mode: str, *settings: str) -> Callable[[Case, Path, Path], list[s
             assert case.batch_size is not None
             flags += ["--batch-size", case.batch_size, "--n-epochs", case.n_epochs]
         if mode == "parallel":
-            flags += ["--num-workers", largest_divisor(case.num_envs, cpu_utils.usable_cores())]
+            flags += ["--num-workers", largest_divisor(case.num_envs, cpu.usable_cores())]
         network = (f"model.architecture={case.network}", f"model.hidden_size={case.hidden_size}")
         script = f"train_{case.algorithm}_{mode}.py"
         return command(script, str(folder / "run"), flags, (*network, *settings))

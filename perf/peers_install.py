@@ -15,7 +15,7 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-from src.errors import first_line
+from rlcb.errors import first_line
 
 FOLDER = Path(__file__).resolve().parent / "peers_venvs"
 SHARED = ("torch", "numpy", "setuptools")  # what a peer must not replace; the last for Procgen's sake

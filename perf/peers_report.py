@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from perf.peers_cases import BARS, BASE, CASES, SIDES, Bar, Case
-from src.errors import UsageError
-from src.terminal import counted
+from rlcb.errors import UsageError
+from rlcb.text import counted
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 ENOUGH = 3  # rounds, for a ratio to be held against a bar

@@ -12,12 +12,12 @@ from typing import Any
 from perf.measure import RESULTS
 from perf.peers_cases import Case
 from perf.peers_report import report, require_marks, write_between_marks
-from src.cpu_utils import describe_machine
-from src.errors import RunError, UsageError
-from src.files import write_json
-from src.machine_load import BUSY_PERCENT
-from src.project import PROJECT
-from src.software import describe_software
+from rlcb.cpu import describe_machine
+from rlcb.errors import RunError, UsageError
+from rlcb.files import write_json
+from rlcb.paths import PROJECT
+from rlcb.processes.machine_load import BUSY_PERCENT
+from rlcb.software import describe_software
 
 NAME = "peers"
 DOCUMENT = PROJECT / "docs" / "peers.md"

@@ -21,11 +21,11 @@ from perf.peers_cases import OWN, SIDES, Case, Side
 from perf.peers_install import PeerUnavailable, python_of
 from perf.peers_programs.protocol import MARK
 from perf.training_runs import environment
-from src import cpu_utils
-from src.errors import RunError
-from src.monitor import ResourceMonitor
-from src.project import PROJECT
-from src.software import describe_software
+from rlcb import cpu
+from rlcb.errors import RunError
+from rlcb.paths import PROJECT
+from rlcb.software import describe_software
+from rlcb.training.resource_monitor import ResourceMonitor
 
 WARM_SECONDS = 3.0  # of training that are not counted, and at least the first update
 MAX_SECONDS = 600.0  # until a program must have come to the end of its window
@@ -105,7 +105,7 @@ class Program:
     def threads_given(self) -> dict[str, str]:
         """The environment, which tells a peer the cores that this project counts: torch by itself does not
         see how many of them a container may use."""
-        threads = {} if self.side.own_rows else {"OMP_NUM_THREADS": str(cpu_utils.usable_cores())}
+        threads = {} if self.side.own_rows else {"OMP_NUM_THREADS": str(cpu.usable_cores())}
         return {**environment(), **threads}
 
     def said(self) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from perf.measure import interleave, rate, save, table
-from src import cpu_utils
+from rlcb import cpu
 
 ENVS, STEPS = 16, 16
 NETWORKS = {"impala": 256, "nature": 512}
@@ -28,9 +28,9 @@ POLICIES = ("float32", "bfloat16", *RANGES)
 def make(architecture: str, policy: str) -> Any:
     """An IMPALA trainer that acts as `policy` says and learns in its precision, with int8 in float32."""
     from perf.int8_policy import Int8Policy
-    from src.config_file import build_config
-    from src.distributed import Communicator
-    from src.trainer import Trainer
+    from rlcb.config.yaml_file import build_config
+    from rlcb.rl.communicator import Communicator
+    from rlcb.training.trainer import Trainer
 
     model = {"architecture": architecture, "hidden_size": NETWORKS[architecture]}
     precision = "bfloat16" if policy == "bfloat16" else "float32"
@@ -137,8 +137,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: 2)")
     parser.add_argument("--updates", type=int, default=100, help="of the training (default: 100)")
     arguments = parser.parse_args()
-    cpu_utils.set_thread_environment(1)
-    cpu_utils.tune_allocator()
+    cpu.set_thread_environment(1)
+    cpu.tune_allocator()
     import torch
 
     torch.set_num_threads(1)

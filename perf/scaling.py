@@ -30,7 +30,7 @@ from pathlib import Path
 
 from perf.measure import RESULTS, save
 from perf.training_runs import Result, command, environment, read, train
-from src import cpu_utils
+from rlcb import cpu
 
 NUM_ENVS, N_STEPS, BATCH, EPOCHS = 32, 128, 1024, 1
 PREDICTED = (2, 4, 8, 16, 32, 64)
@@ -100,7 +100,7 @@ def time_all_reduce(size: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from src.distributed import use_loopback
+    from rlcb.parallel.gloo import use_loopback
 
     torch.set_num_threads(1)
     use_loopback()
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.all_reduce:
         time_all_reduce(options.all_reduce)
         return
-    cores = cpu_utils.usable_cores()
+    cores = cpu.usable_cores()
     if cores < 2:
         sys.exit("perf.scaling needs at least two cores")
     updates = 3 if options.network == "impala" else 6

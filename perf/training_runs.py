@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from src import cpu_utils
-from src.project import PROJECT
+from rlcb import cpu
+from rlcb.paths import PROJECT
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def command(script: str, folder: str, flags: Sequence[object], settings: Sequenc
 
 def environment() -> dict[str, str]:
     """This process's environment without the numbers of threads that it may have set for itself."""
-    return {key: value for key, value in os.environ.items() if key not in cpu_utils.THREAD_VARIABLES}
+    return {key: value for key, value in os.environ.items() if key not in cpu.THREAD_VARIABLES}
 
 
 def train(

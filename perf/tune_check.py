@@ -22,19 +22,18 @@ from functools import partial
 from typing import Any
 
 from perf.measure import RESULTS, interleave, save, table
-from src import cpu_utils
-from src.cli import exit_code
-from src.config import Config
-from src.config_file import build_config, read_config_file, set_value
-from src.machine_lock import Lock, machine_lock_path
-from src.profiling import Profile, Setup
-from src.profiling_advice import ENVS_TOLERANCE, describe_setup, recommend, with_envs
-from src.profiling_limits import microbatch_samples, share_of_minibatch
-from src.profiling_machine import MachineMeasurement
-from src.profiling_steps import EFFORTS, counts_up_to
-from src.profiling_trials import try_out
-from src.programs import Stop
-from src.project import default_config_path
+from rlcb import cpu
+from rlcb.cli.command import exit_code
+from rlcb.config.config import Config
+from rlcb.config.yaml_file import build_config, read_config_file, set_value
+from rlcb.machine.limits import microbatch_samples, share_of_minibatch
+from rlcb.machine.profile import Profile, Setup
+from rlcb.paths import default_config_path
+from rlcb.processes.machine_lock import Lock, machine_lock_path
+from rlcb.processes.subprocesses import Stop
+from rlcb.profiling.advice import ENVS_TOLERANCE, describe_setup, recommend, with_envs
+from rlcb.profiling.measure import EFFORTS, MachineMeasurement, counts_up_to
+from rlcb.profiling.short_runs import try_out
 
 CASES = ("ppo_sequential", "ppo_parallel", "impala_parallel")
 NETWORKS = ("impala", "nature")
@@ -168,7 +167,7 @@ def check_network(name: str, network: str, cases: list[str], seconds: float, rou
     profile = machine.profile(None)
     title = (
         f"Recommendations of profile_cpu.py against other setups, coinrun, {network} network, "
-        f"{cpu_utils.usable_cores()} cores, {rounds} round(s) of {seconds:g} s in turn"
+        f"{cpu.usable_cores()} cores, {rounds} round(s) of {seconds:g} s in turn"
     )
     texts, data = [title], {}
     for case, each in configs.items():

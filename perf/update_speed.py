@@ -17,11 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from perf.measure import interleave, save, table
-from src import cpu_utils
+from rlcb import cpu
 
 if TYPE_CHECKING:
-    from src.learner import Learner
-    from src.settings import TrainingConfig
+    from rlcb.config.settings import TrainingConfig
+    from rlcb.rl.learner import Learner
 
 SAMPLES, STEPS, ENVS, MINIBATCH = 4096, 128, 32, 1024
 SIDES = ("channels_last, microbatches, reused pages", "NCHW, whole minibatches, default allocator")
@@ -30,7 +30,7 @@ SIDES = ("channels_last, microbatches, reused pages", "NCHW, whole minibatches, 
 def child(side: str, architecture: str, num_threads: int) -> float:
     """Samples a second of a side, measured in a process of its own: the second of two updates."""
     words = [sys.executable, "-m", "perf.update_speed", "--side", side, "--architecture", architecture]
-    environment = {**os.environ, **dict.fromkeys(cpu_utils.THREAD_VARIABLES, str(num_threads))}
+    environment = {**os.environ, **dict.fromkeys(cpu.THREAD_VARIABLES, str(num_threads))}
     result = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     return float(result.stdout.split()[-1])
 
@@ -39,14 +39,14 @@ def measure(side: str, architecture: str) -> float:
     """Build trainer and rollout on real coinrun frames, then time one PPO update."""
     ours = side == SIDES[0]
     if ours:
-        cpu_utils.tune_allocator()
+        cpu.tune_allocator()
     import torch
 
-    from src.config_file import build_config
-    from src.distributed import Communicator
-    from src.trainer import Trainer
+    from rlcb.config.yaml_file import build_config
+    from rlcb.rl.communicator import Communicator
+    from rlcb.training.trainer import Trainer
 
-    torch.set_num_threads(cpu_utils.choose_threads(None))
+    torch.set_num_threads(cpu.choose_threads(None))
     config = build_config(
         {
             "env": {"id": "coinrun", "num_envs": ENVS},
@@ -67,7 +67,7 @@ def measure(side: str, architecture: str) -> float:
 
 def use_contiguous_layout(learner: Learner, config: TrainingConfig) -> None:
     """Make a learner compute in contiguous NCHW: its model's weights and input are copied to that layout."""
-    from src.learner import flatten_parameters, make_optimizer
+    from rlcb.rl.learner import flatten_parameters, make_optimizer
 
     for parameter in learner.model.parameters():
         parameter.data = parameter.data.contiguous()
@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--architecture", default="impala", choices=("impala", "nature"))
-    parser.add_argument("--threads", type=int, default=cpu_utils.usable_cores())
+    parser.add_argument("--threads", type=int, default=cpu.usable_cores())
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:

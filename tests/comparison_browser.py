@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from src.comparison_cli import main
+from rlcb.cli.compare import main
 from tests.comparison_run_folders import curve, evaluation, write_run
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from src.comparison import Comparison, Options, compare
-from src.comparison_groups import group_runs
-from src.comparison_runs import load_run
-from src.statistics import Bootstrap
+from rlcb.comparison.analysis import Comparison, Options, compare
+from rlcb.comparison.groups import group_runs
+from rlcb.comparison.runs import load_run
+from rlcb.comparison.statistics import Bootstrap
 
 CONFIG: dict[str, Any] = {
     "env": {

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from src.distributed import Communicator
+from rlcb.rl.communicator import Communicator
 
 torch.set_num_threads(1)  # small networks gain nothing from more, and wait for cores that others use
 settings.register_profile("tests", deadline=None, derandomize=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from src import cli, cluster_cli, evaluation_cli
+from rlcb.cli import evaluate, train, train_distributed
 from tests import runs
 
 OLD_NAMES = {
@@ -87,12 +87,12 @@ def resolve(program: Program, arguments: argparse.Namespace) -> None:
     assert program.training is not None
     algorithm, mode, timed = program.training
     if mode == "distributed":
-        data, source = cluster_cli.settings(arguments, algorithm)
+        data, source = train_distributed.settings(arguments, algorithm)
         workers = {} if algorithm == "impala" else {"num_workers": 1}
         data["cluster"] = {**(data.get("cluster") or {}), "num_nodes": 1, **workers}
-        cluster_cli.build_config(data, source)
+        train_distributed.build_config(data, source)
     elif not arguments.resume:
-        cli.resolve_config(arguments, algorithm, mode, timed)
+        train.resolve_config(arguments, algorithm, mode, timed)
 
 
 @dataclass
@@ -112,7 +112,7 @@ def call(name: str, flags: Sequence[str]) -> Result:
         path = runs.PROJECT / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
         patch.setattr(sys, "argv", [str(path), *flags])
         patch.setattr(os, "_exit", sys.exit)
-        for module in (cli, evaluation_cli):
+        for module in (train, evaluate):
             patch.setattr(module, "prepare_process", lambda *_, **__: 1)
         try:
             runpy.run_path(str(path), run_name="__main__")

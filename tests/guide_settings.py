@@ -1,10 +1,10 @@
-"""The settings as a guide names them: every key of src/settings.py with what it may be and its default."""
+"""The settings as a guide names them: every key of rlcb.config.settings with its values and default."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from src.config import Config
+from rlcb.config.config import Config
 
 
 def settings() -> dict[str, tuple[str, Any]]:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from src import machine_load, programs, study_runner
+from rlcb.processes import machine_load, subprocesses
+from rlcb.study import runner
 from tests import runs
 from tests.guide_blocks import Command
 from tests.guide_programs import Program, Result, call, parse, program_of, resolve
@@ -27,11 +28,11 @@ NOT_OURS = {
     "./setup.sh": "installs packages; tests/test_setup.py",
     "make": "its targets are run by tests/test_setup.py; here they must exist",
     "tensorboard": "a server",
-    "srun": "needs a SLURM; tests/integration/test_cluster_slurm.py",
-    "sbatch": "needs a SLURM; tests/integration/test_cluster_slurm.py",
-    "qsub": "needs a PBS; tests/integration/test_cluster_hosts.py",
-    "torchrun": "needs all of its nodes; tests/integration/test_cluster_training.py",
-    "cluster/run_by_hand.sh": "needs other machines; tests/integration/test_cluster_hosts.py",
+    "srun": "needs a SLURM; tests/system/test_cluster_slurm.py",
+    "sbatch": "needs a SLURM; tests/system/test_cluster_slurm.py",
+    "qsub": "needs a PBS; tests/system/test_cluster_hosts.py",
+    "torchrun": "needs all of its nodes; tests/system/test_cluster_training.py",
+    "cluster/run_by_hand.sh": "needs other machines; tests/system/test_cluster_hosts.py",
 }
 SHELL = ("cp", "tail", "head", "cat", "ls", "mkdir")  # run as they are
 SIZES = {"env.num_envs": "4", "training.n_steps": "8", "logging.snapshot_seconds": "0"}
@@ -82,7 +83,7 @@ def shrink_study(program: Program) -> list[str]:
 def run_in_process(
     command: Sequence[str], log: Path, stop: object, on_start: Any, on_poll: object, descriptors: object = ()
 ) -> int:
-    """What src/programs.py does with the programs of a study, without starting any."""
+    """What src/rlcb/processes/subprocesses.py does with the programs of a study, without starting any."""
     script = Path(command[1]).name
     result = call(script, [*command[2:], *(CAP if script == "evaluate.py" else ())])
     log.write_text(result.text, encoding="utf-8")
@@ -134,7 +135,7 @@ class Walk:
                 resolve(program, arguments)
             if not program.started_plainly:
                 return NOT_OURS[next(word for word in words if not re.match(r"\w+=", word))]
-            if program.name.startswith("perf.") or program.name == "src.distributed":
+            if program.name.startswith("perf.") or program.name == "rlcb.cli.check_cluster":
                 return "measures for minutes"
             if program.name in ("quick_test.py", "profile_cpu.py"):
                 return "has a test of its own"
@@ -193,9 +194,9 @@ class Walk:
     def study(self, program: Program) -> Result:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RL_BENCHMARK_LOCK", str(self.folder / "lock"))
-            patch.setattr(study_runner, "run_logged", run_in_process)
-            patch.setattr(study_runner, "measure_load", lambda: machine_load.measure_load(0.01))
-            patch.setattr(programs, "POLL_SECONDS", 0.01)
+            patch.setattr(runner, "run_logged", run_in_process)
+            patch.setattr(runner, "measure_load", lambda: machine_load.measure_load(0.01))
+            patch.setattr(subprocesses, "POLL_SECONDS", 0.01)
             return call(program.name, shrink_study(program))
 
 

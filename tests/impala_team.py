@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from src import impala
-from src.actor import Actor
-from src.central_learner import CentralLearner, open_shared_parts
-from src.config import Config
-from src.config_file import build_config
-from src.distributed import Communicator
-from src.learning_process import Update
-from src.presence import Presence
-from src.run_folder import RunFolder
-from src.slot_queue import SlotQueue
-from src.unroll_store import UnrollStore
-from src.worker_process import Job, Link
+from rlcb.config.config import Config
+from rlcb.config.yaml_file import build_config
+from rlcb.parallel.heartbeat import Presence
+from rlcb.parallel.impala_actor import Actor
+from rlcb.parallel.impala_learner import CentralLearner, open_shared_parts
+from rlcb.parallel.slot_queue import SlotQueue
+from rlcb.parallel.unroll_store import UnrollStore
+from rlcb.parallel.worker import Job, Link
+from rlcb.rl import impala
+from rlcb.rl.communicator import Communicator
+from rlcb.training.base import Update
+from rlcb.training.run_folder import RunFolder
 from tests import runs, step_env
 
 N_STEPS = 4

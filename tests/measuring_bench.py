@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from src.errors import UsageError
+from rlcb.errors import UsageError
 
 
 class Bench:

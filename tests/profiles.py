@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from src import cpu_utils
-from src.config import Config
-from src.config_file import build_config
-from src.cpu_identity import cpu_flags, cpu_identity
-from src.profiling import Profile, Reached, Setup
-from src.profiling_advice import recommend
-from src.profiling_efficiency import installed_torch
-from src.profiling_results import result_of
+from rlcb import cpu
+from rlcb.config.config import Config
+from rlcb.config.yaml_file import build_config
+from rlcb.cpu import cpu_flags, cpu_identity
+from rlcb.machine.efficiency import installed_torch
+from rlcb.machine.profile import Profile, Reached, Setup
+from rlcb.profiling.advice import recommend, result_of
 
 ENV = "procgen-coinrun-v0"
 
@@ -35,7 +34,7 @@ def profile(**changes: Any) -> Profile:
         "host": "made-up",
         "cpu_percent_of_others": None,
         "machine": {
-            "cpu_model": cpu_utils.cpu_model(),
+            "cpu_model": cpu.cpu_model(),
             "identity": cpu_identity(),
             "physical_cores": 2,
             "usable_cores": 2,

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from src import seeding
+from rlcb import seeding
 
 
 @pytest.mark.parametrize("split", [[8], [4, 4], [1] * 8, [5, 3]])

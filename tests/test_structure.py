@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from src.project import PROJECT
+from rlcb.paths import PROJECT
 
 SOURCE = {path.stem: path for path in (PROJECT / "src").glob("*.py") if path.stem != "__init__"}
 LOOP = ("trainer", "collector", "learner", "ppo", "a2c", "impala", "models", "buffer", "envs", "procgen_env")

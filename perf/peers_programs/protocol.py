@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from src import cpu_utils
+from rlcb import cpu
 
 MARK = "PEER "
 GAME = "coinrun"
@@ -31,7 +31,7 @@ def settings() -> dict[str, Any]:
     if given["tune_allocator"]:
         if "torch" in sys.modules:
             sys.exit("the allocator's settings come too late: torch is loaded")
-        if not cpu_utils.tune_allocator():
+        if not cpu.tune_allocator():
             sys.exit("the allocator's settings have no effect on this system")
     return given
 
@@ -46,7 +46,7 @@ def make_procgen(num_envs: int, num_threads: int | None = None, seed: int = 0) -
     one program need seeds of their own, or all play the same levels in the same order."""
     with contextlib.redirect_stderr(io.StringIO()):  # gym's notice that it is unmaintained
         from procgen import ProcgenGym3Env
-    threads = cpu_utils.usable_cores() if num_threads is None else num_threads
+    threads = cpu.usable_cores() if num_threads is None else num_threads
     return ProcgenGym3Env(num=num_envs, env_name=GAME, num_threads=threads, rand_seed=1 + seed, **LEVELS)
 
 

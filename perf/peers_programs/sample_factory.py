@@ -24,7 +24,7 @@ from sample_factory.model.actor_critic import create_actor_critic
 from sample_factory.train import make_runner
 
 from perf.peers_programs.protocol import Reporter, make_procgen, most_workers, settings
-from src import cpu_utils
+from rlcb import cpu
 
 ENV = "procgen_coinrun"
 SPLITS = 2
@@ -65,7 +65,7 @@ def flags(given: dict[str, Any], folder: str) -> dict[str, Any]:
     serial = given["serial"]
     workers, splits = 1, 1
     if not serial:
-        workers, splits = most_workers(given["num_envs"] // SPLITS, cpu_utils.usable_cores()), SPLITS
+        workers, splits = most_workers(given["num_envs"] // SPLITS, cpu.usable_cores()), SPLITS
     processes = {
         "serial_mode": serial,
         "async_rl": not serial,

@@ -1,0 +1,265 @@
+"""The flags that every training script has, and the settings that they are written to."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rlcb import cpu
+from rlcb.cli.command import Parser, count
+from rlcb.config.budget import DEFAULT_HOURS
+from rlcb.config.config import flat_settings
+from rlcb.config.settings import EnvConfig
+from rlcb.config.yaml_file import build_config, parse_yaml, read_config_file, set_value
+from rlcb.errors import UsageError
+from rlcb.paths import PROJECT, default_config_path
+
+BUDGETS = {"--duration": "a wall-clock time", "--total-timesteps": "a number of timesteps"}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A command-line flag and the setting that it writes."""
+
+    name: str
+    key: str
+    type: Callable[[str], Any]
+    help: str
+
+
+FLAGS = (
+    Flag("--duration", "training.duration_hours", float, "hours of wall clock to train for"),
+    Flag("--total-timesteps", "training.total_timesteps", count, "steps of all environments to train for"),
+    Flag("--env", "env.id", str, "a Procgen game (coinrun), a Gymnasium id, or gym:<id>"),
+    Flag("--num-envs", "env.num_envs", count, "environments in all"),
+    Flag(
+        "--num-threads",
+        "hardware.num_threads",
+        count,
+        "threads of a process (default: OMP_NUM_THREADS; else the cores, or 1 beside other workers)",
+    ),
+    Flag("--n-steps", "training.n_steps", count, "steps of each environment in a rollout"),
+    Flag("--batch-size", "training.batch_size", count, "samples in a minibatch"),
+    Flag("--n-epochs", "training.n_epochs", count, "passes over each rollout"),
+    Flag("--learning-rate", "training.learning_rate", float, "learning rate at the start"),
+    Flag("--gamma", "training.gamma", float, "discount factor"),
+    Flag("--seed", "training.seed", count, "seed of environments, weights, actions and minibatches"),
+    Flag(
+        "--distribution-mode",
+        "env.distribution_mode",
+        str,
+        "Procgen: easy, hard, extreme, memory or exploration",
+    ),
+    Flag("--num-levels", "env.num_levels", count, "Procgen: levels to train on, 0 for all"),
+    Flag("--start-level", "env.start_level", count, "Procgen: the first level"),
+    Flag(
+        "--checkpoint-dir",
+        "logging.checkpoint_dir",
+        str,
+        "folder for checkpoints (default: <output-dir>/checkpoints)",
+    ),
+    Flag(
+        "--log-dir", "logging.log_dir", str, "folder for metrics and TensorBoard (default: <output-dir>/logs)"
+    ),
+    Flag("--device", "hardware.device", str, "where it trains: cpu is all there is"),
+)
+
+
+def make_parser(algorithm: str, mode: str, timed: bool) -> Parser:
+    path = default_config_path(algorithm, mode)
+    budget, other = ("--duration", "--total-timesteps") if timed else ("--total-timesteps", "--duration")
+    parser = Parser(
+        description=f"Train {algorithm.upper()}, {mode}, for {BUDGETS[budget]} ({budget}). Settings are from "
+        f"the configuration file and flags go over them; in brackets: what {path.relative_to(PROJECT)} says.",
+        epilog=f"Give {other} as well and whichever ends first ends the run. Ctrl-C stops it safely: "
+        "--resume --output-dir DIR continues.",
+    )
+    add_run_flags(parser, path, resumes_itself=mode == "distributed")
+    shown = shown_settings(path, timed)
+    settings = parser.add_argument_group("settings")
+    for flag in FLAGS:
+        metavar = {float: "X", count: "N"}.get(flag.type, "TEXT")
+        text = flag.help if flag.name == other else flag.help + bracketed(shown.get(flag.key))
+        settings.add_argument(flag.name, dest=flag.key, type=flag.type, metavar=metavar, help=text)
+    settings.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting of the file, for example training.clip_range=0.1; may be given several times",
+    )
+    add_process_flags(parser, algorithm, mode, shown.get("parallel.num_workers"))
+    return parser
+
+
+def shown_settings(path: Path, timed: bool) -> dict[str, Any]:
+    """What the help says of a configuration file; nothing of one that cannot be read, which a run will
+    say."""
+    try:
+        settings = flat_settings(build_config(read_config_file(path), str(path)))
+    except UsageError:
+        return {}
+    if timed:
+        settings["training.duration_hours"] = settings["training.duration_hours"] or DEFAULT_HOURS
+    return settings
+
+
+def bracketed(value: Any) -> str:
+    return "" if value is None else f" ({value:g})" if isinstance(value, float) else f" ({value})"
+
+
+def add_run_flags(parser: Parser, path: Path, resumes_itself: bool) -> None:
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"settings (default: {path.relative_to(PROJECT)})"
+    )
+    parser.add_argument(
+        "--output-dir", type=Path, metavar="DIR", help="folder of the run (default: a new one in runs/)"
+    )
+    existing = parser.add_mutually_exclusive_group()
+    if resumes_itself:
+        text = "continue the run in --output-dir; auto: if there is one, as a restarted job does by itself"
+        existing.add_argument("--resume", nargs="?", const="yes", choices=("yes", "auto"), help=text)
+    else:
+        existing.add_argument("--resume", action="store_true", help="continue the run in --output-dir")
+    existing.add_argument("--overwrite", action="store_true", help="replace the run in --output-dir")
+
+
+def add_process_flags(parser: Parser, algorithm: str, mode: str, num_workers: int | None) -> None:
+    """Add how many processes there are. What a script does not have is understood, to be refused with a
+    reason, but not shown."""
+    each = " of each node" if mode == "distributed" else ""
+    has_actors = algorithm == "impala" and mode != "sequential"
+    default = " (default: one per core)" if mode == "distributed" else bracketed(num_workers)
+    workers = f"processes{each} that step environments and learn{default}"
+    actors = f"processes{each} that step environments (default: measured at the start)"
+    group = parser.add_argument_group("processes") if mode != "sequential" else parser
+    for name, text, shown in (
+        ("--num-workers", workers, mode != "sequential" and not has_actors),
+        ("--num-actors", actors, has_actors),
+    ):
+        group.add_argument(name, type=count, metavar="N", help=text if shown else argparse.SUPPRESS)
+    names = ["--num-envs-per-worker", "--num-envs-per-actor"]
+    if has_actors:
+        names.reverse()
+    each = "environments of each of them, instead of --num-envs"
+    if has_actors:
+        each = "environments of each actor: of --num-actors, or of as many as make --num-envs"
+    text = argparse.SUPPRESS if mode == "sequential" else each
+    group.add_argument(*names, dest="num_envs_per_worker", type=count, metavar="N", help=text)
+
+
+def apply_flags(data: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Write the flags that were given over the settings of the file, `--set` last."""
+    given = vars(arguments)
+    for flag in FLAGS:
+        if given[flag.key] is not None:
+            set_value(data, flag.key, given[flag.key], flag.name)
+    for item in arguments.set:
+        key, separator, text = item.partition("=")
+        if not separator:
+            raise UsageError(f"--set {item}: expected section.key=value")
+        set_value(data, key.strip(), parse_yaml(text, f"--set {key}"), f"--set {item}")
+
+
+def apply_workers(data: dict[str, Any], arguments: argparse.Namespace, mode: str) -> None:
+    """Write the flags that say how many processes there are and how many environments each of them has."""
+    if data["algorithm"] == "impala" and mode != "sequential":
+        apply_actors(data, arguments)
+        return
+    if arguments.num_actors is not None:
+        refuse_actors(arguments.num_actors, data["algorithm"], mode)
+    workers = arguments.num_workers
+    if mode == "sequential" and workers not in (None, 1):
+        raise UsageError(f"--num-workers {workers}: this script trains in one process")
+    if workers is not None:
+        set_value(data, "parallel.num_workers", workers, "--num-workers")
+    per_process = arguments.num_envs_per_worker
+    if per_process is None:
+        return
+    count = section(data, "parallel").get("num_workers") or cpu.usable_cores()
+    if mode == "sequential":
+        count = 1
+    total = vars(arguments)["env.num_envs"]
+    if total not in (None, per_process * count):
+        raise UsageError(
+            f"--num-envs-per-worker {per_process} x {count} workers contradicts --num-envs {total}"
+        )
+    set_value(data, "env.num_envs", per_process * count, "--num-envs-per-worker")
+
+
+def section(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """A section of plain settings; an empty one where there is none, or none that validation lets pass."""
+    found = data.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def refuse_actors(number: int, algorithm: str, mode: str) -> NoReturn:
+    if mode != "sequential":
+        why = "only IMPALA has actors; use --num-workers"
+    elif algorithm == "impala":
+        why = "this script trains in one process, without actors; train_impala_parallel.py has them"
+    else:
+        why = "only IMPALA has actors, and this script trains in one process"
+    raise UsageError(f"--num-actors {number}: {why}")
+
+
+def apply_actors(data: dict[str, Any], arguments: argparse.Namespace, num_nodes: int = 1) -> None:
+    """The same for IMPALA, whose actors are counted for each node. Where neither flags nor file say how many,
+    their environments do: all that there are, so many for each."""
+    if arguments.num_workers is not None:
+        raise UsageError(
+            f"--num-workers {arguments.num_workers}: IMPALA has actors and learners; use --num-actors and "
+            "--set impala.num_learners=N"
+        )
+    if arguments.num_actors is not None:
+        set_value(data, "impala.num_actors", arguments.num_actors, "--num-actors")
+    per_process = arguments.num_envs_per_worker
+    if per_process is None:
+        return
+    actors = section(data, "impala").get("num_actors")
+    if actors is None:
+        actors = actors_for(data, per_process, num_nodes)
+        set_value(data, "impala.num_actors", actors, "--num-envs-per-actor")
+    total, given = per_process * actors * num_nodes, vars(arguments)["env.num_envs"]
+    if given not in (None, total):
+        nodes = "" if num_nodes == 1 else f" x {num_nodes} nodes"
+        raise UsageError(
+            f"--num-envs-per-actor {per_process} x {actors} actors{nodes} contradicts --num-envs {given}"
+        )
+    set_value(data, "env.num_envs", total, "--num-envs-per-actor")
+
+
+def actors_for(data: dict[str, Any], per_actor: int, num_nodes: int) -> int:
+    """How many actors of `per_actor` environments each node has, for as many as there are in all. Raises
+    UsageError if it is no whole number of them."""
+    total = section(data, "env").get("num_envs", EnvConfig.model_fields["num_envs"].default)
+    each = per_actor * num_nodes
+    whole = isinstance(total, (int, float)) and each > 0 and total >= each and total % each == 0
+    if not whole:
+        nodes = "" if num_nodes == 1 else f" x {num_nodes} nodes"
+        raise UsageError(
+            f"--num-envs-per-actor {per_actor}{nodes}: env.num_envs = {total} is no multiple of it; give "
+            "another --num-envs, or --num-actors"
+        )
+    return int(total // each)
+
+
+def apply_budget(data: dict[str, Any], arguments: argparse.Namespace, timed: bool) -> None:
+    """Keep the limits that this kind of script has: its own, and the other where a flag asks for it."""
+    training = data.setdefault("training", {}) or {}
+    data["training"] = training
+    given = vars(arguments)
+    if timed:
+        if training.get("duration_hours") is None:
+            training["duration_hours"] = DEFAULT_HOURS
+        if given["training.total_timesteps"] is None:
+            training["total_timesteps"] = None
+    elif given["training.duration_hours"] is None:
+        training["duration_hours"] = None
+        if training.get("total_timesteps", 1) is None:
+            raise UsageError(
+                "training.total_timesteps is null: give --total-timesteps, or use the timed script"
+            )

@@ -1,0 +1,360 @@
+"""Verifies an installation: each part is used once for real, and what does not work is named with its reason.
+
+A check imports what it needs by itself, so that a missing package is a line of the report like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import io
+import math
+import platform
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcb import cpu
+from rlcb.config.games import GAMES
+from rlcb.text import print_rows
+
+if TYPE_CHECKING:
+    from rlcb.config.config import Config
+    from rlcb.training.trainer import Trainer
+
+OLDEST, NEWEST = (3, 10), (3, 12)
+SHOWN = ("torch", "numpy", "gymnasium", "procgen", "procgen-mirror")  # versions that results depend on
+MARKS = {"ok": ("✓", "[ok]"), "warning": ("!", "[warn]"), "failed": ("✗", "[FAIL]")}
+
+
+class CheckFailed(Exception):
+    """A check did not pass; the message says why, and what to do."""
+
+
+class CheckWarning(Exception):
+    """A check found something that training does without."""
+
+
+class Report:
+    """Prints a line for each check, and counts them and those that failed."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+        self.failed = 0
+        self.ascii = not _can_print("".join(mark for mark, _ in MARKS.values()))
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a reason may have letters that this output has not
+
+    def line(self, status: str, name: str, text: str) -> None:
+        mark = f"{MARKS[status][1]:<6}" if self.ascii else MARKS[status][0]
+        head = f"{mark} {name:<14} "
+        if status == "ok":
+            print_rows({head: text}, indent=len(head))
+        else:
+            print(head + text)  # reasons and commands, to be copied whole
+        sys.stdout.flush()
+
+    def run(self, name: str, check: Callable[[], str]) -> bool:
+        """Carry out a check, print its line, and return whether it did not fail."""
+        if sys.stdout.isatty():
+            print(f"  {name} ...", end="\r", flush=True)
+        self.checks += 1
+        try:
+            self.line("ok", name, check())
+        except CheckWarning as remark:
+            self.line("warning", name, first_line(remark))
+        except Exception as error:  # whatever a broken installation raises
+            self.failed += 1
+            self.line("failed", name, explain(error))
+            return False
+        return True
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def explain(error: Exception) -> str:
+    """Why a check failed, in one line, with the remedy where it is known."""
+    if isinstance(error, CheckFailed):
+        return first_line(error)
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("src"):
+        return f"{error.name} is missing: pip install -r requirements.txt"
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+# --- What is there ------------------------------------------------------------------------------------------
+
+
+def check_python() -> str:
+    fitting = " to ".join(".".join(map(str, version)) for version in (OLDEST, NEWEST))
+    if not OLDEST <= sys.version_info[:2] <= NEWEST:
+        raise CheckFailed(f"{platform.python_version()}, but Procgen exists for {fitting} only: see setup.sh")
+    return f"{platform.python_version()} ({fitting} will do)"
+
+
+def check_machine() -> str:
+    import psutil
+
+    facts, free = cpu.describe_machine(), psutil.virtual_memory().available / 2**30
+    cores = f"{facts['usable_cores']} of {facts['physical_cores'] or '?'} cores usable"
+    return f"{facts['cpu_model']}, {cores}, {facts['ram_gb']:.1f} GB of memory, {free:.1f} GB of it free"
+
+
+def check_allocator() -> str:
+    if not cpu.tune_allocator():
+        raise CheckWarning("cannot be tuned with this C library: updates may be slower")
+    return "keeps freed pages for reuse"
+
+
+def check_packages(report: Report) -> str:
+    """Prints a line for each package that is not as requirements.txt asks; sums up the others."""
+    fitting, failed = [], 0
+    requirements = required()
+    for requirement in requirements:
+        problem, purpose = (
+            problem_of(requirement),
+            OPTIONAL.get(requirement.name.lower()),
+        )
+        if problem is None:
+            fitting.append(requirement.name)
+        elif purpose is not None:
+            report.line("warning", requirement.name, f"{problem} (for {purpose})")
+        else:
+            failed += 1
+            report.line("failed", requirement.name, problem)
+    if failed:
+        raise CheckFailed(f"{failed} of {len(requirements)} in requirements.txt do not fit")
+    versions = [f"{name} {installed_version(name)}" for name in fitting if name in SHOWN]
+    return f"{len(fitting)} of {len(requirements)} as requirements.txt asks: {', '.join(versions)}"
+
+
+# --- What works ---------------------------------------------------------------------------------------------
+
+
+def step_game(game: str, num_envs: int, steps: int) -> float:
+    """Step a game with every action in turn and return the steps per second of all environments together."""
+    import numpy as np
+
+    from rlcb.config.settings import EnvConfig
+    from rlcb.envs.procgen import NUM_ACTIONS, ProcgenVectorEnv
+
+    env = ProcgenVectorEnv(game, EnvConfig(id=game, num_levels=200), [0], num_envs)
+    try:
+        observations = env.reset()[0]
+        start = time.perf_counter()
+        for step in range(steps):
+            observations = env.step(np.full(num_envs, step % NUM_ACTIONS))[0]
+        seconds = time.perf_counter() - start
+    finally:
+        env.close()
+    if observations.shape != (num_envs, 64, 64, 3) or not observations.any():
+        raise CheckFailed(f"{game} shows nothing")
+    return num_envs * steps / seconds
+
+
+def check_games() -> str:
+    for game in GAMES:
+        step_game(game, 2, 5)
+    speed = step_game("coinrun", 64, 100)
+    return f"all {len(GAMES)} of Procgen step; coinrun {speed:,.0f} steps/s in one thread"
+
+
+def small_run(algorithm: str) -> Config:
+    """The configuration of small updates on coinrun, otherwise with the network and settings of real runs."""
+    from rlcb.config.yaml_file import build_config
+
+    settings = {
+        "algorithm": algorithm,
+        # A3C has no sequential mode; one worker of it will do.
+        "mode": "parallel" if algorithm == "a3c" else "sequential",
+        "parallel": {"num_workers": 1},
+        "env": {"id": "coinrun", "num_envs": 8},
+        "model": {"architecture": "impala"},
+        "training": {
+            "n_steps": 8,
+            "batch_size": None,
+            "n_epochs": 1,
+            "normalize_advantages": algorithm != "impala",
+        },
+    }
+    return build_config(settings, "quick test")
+
+
+def make_trainer(config: Config) -> Trainer:
+    from rlcb.rl.communicator import Communicator
+    from rlcb.training.trainer import Trainer
+
+    return Trainer(config, Communicator(), cpu.choose_threads(None), lambda: None)
+
+
+def check_update(algorithm: str, checkpoint: Path) -> str:
+    """One update changes the network and gives finite figures; what was learned is saved as `checkpoint`."""
+    from rlcb.training.checkpoint import save_checkpoint
+
+    config = small_run(algorithm)
+    trainer = make_trainer(config)
+    try:
+        before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+        start = time.perf_counter()
+        figures = trainer.iterate(config.training.learning_rate).figures
+        seconds = time.perf_counter() - start
+        strange = [f"{name} = {value}" for name, value in figures.items() if not math.isfinite(value or 0.0)]
+        if strange:
+            raise CheckFailed(f"an update gave {', '.join(strange)}")
+        if all(old.equal(new) for old, new in zip(before, trainer.model.parameters())):
+            raise CheckFailed("an update left the network as it was")
+        content = {"algorithm": algorithm, "mode": config.mode, "config": config.model_dump(mode="json")}
+        save_checkpoint(checkpoint, {**content, **trainer.state(), "elapsed_seconds": seconds})
+    finally:
+        trainer.close()
+    return f"one update, IMPALA network, {config.timesteps_per_update} timesteps of coinrun: {seconds:.1f} s"
+
+
+def check_checkpoint(algorithm: str, checkpoint: Path) -> str:
+    """A saved run can be loaded, and what it saves then is the same again."""
+    import torch
+
+    from rlcb.training.checkpoint import load_checkpoint
+
+    saved = load_checkpoint(checkpoint)
+    trainer = make_trainer(small_run(algorithm))
+    try:
+        trainer.load(saved)
+        loaded = trainer.learner.state()["model"]
+    finally:
+        trainer.close()
+    weights = saved["learner"]["model"]
+    differing = [name for name, value in weights.items() if not torch.equal(value, loaded[name])]
+    if differing or trainer.counters.updates != 1:
+        raise CheckFailed(f"came back different: {', '.join(differing) or 'the counters'}")
+    return f"saved, {checkpoint.stat().st_size / 2**20:.1f} MB, and loaded unchanged"
+
+
+def check_evaluation(checkpoint: Path) -> str:
+    from rlcb.evaluation.evaluation import evaluate
+
+    result = evaluate(checkpoint, episodes=2, split="test", max_episode_steps=50)
+    played = result["splits"]["test"]["episodes"]
+    return f"{played} episodes of at most 50 steps on unseen levels of coinrun"
+
+
+def check_learning(report: Report, folder: Path) -> None:
+    """An update of each algorithm that there is; then the first one's checkpoint, loaded and evaluated."""
+    algorithms: list[str] = []
+
+    def find() -> str:
+        import rlcb.training.trainer  # noqa: F401 - and with it all that every algorithm needs
+        from rlcb.training.base import ALGORITHMS
+
+        cpu.set_torch_threads(cpu.choose_threads(None))
+        algorithms.extend(ALGORITHMS)
+        return ", ".join(name.upper() for name in algorithms)
+
+    if not report.run("algorithms", find):
+        return
+    learned = []
+    for name in algorithms:
+        path = folder / f"{name}_final.pt"
+        if report.run(name.upper(), partial(check_update, name, path)):
+            learned.append((name, path))
+    for name, path in learned[:1]:
+        if report.run("checkpoint", partial(check_checkpoint, name, path)):
+            report.run("evaluation", partial(check_evaluation, path))
+
+
+def check_tensorboard() -> str:
+    """Training does without TensorBoard, so this cannot fail."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: F401
+    except Exception as error:
+        raise CheckWarning(f"no live curves: {explain(error)}") from error
+    return "can be imported"
+
+
+def verify_installation() -> int:
+    """Check everything, a line each on stdout; returns the exit code, 1 if anything failed."""
+    start = time.perf_counter()
+    cpu.set_thread_environment(cpu.choose_threads(None))  # takes effect as torch is imported
+    report = Report()
+    report.run("Python", check_python)
+    report.run("machine", check_machine)
+    report.run("allocator", check_allocator)
+    report.run("packages", partial(check_packages, report))
+    report.run("games", check_games)
+    with tempfile.TemporaryDirectory() as folder:
+        check_learning(report, Path(folder))
+    report.run("TensorBoard", check_tensorboard)
+    seconds = time.perf_counter() - start
+    if report.failed:
+        print(f"\n{report.failed} of {report.checks} checks failed. To repair venv/: ./setup.sh")
+        return 1
+    print(f"\nEverything works: {report.checks} checks in {seconds:.0f} s. Next: make benchmark")
+    return 0
+
+
+if TYPE_CHECKING:  # may be missing itself, which is for the caller to report
+    from packaging.requirements import Requirement
+
+REQUIREMENTS = Path(__file__).resolve().parents[3] / "requirements.txt"
+# Modules that are not called like the package they come in.
+MODULES = {"pyyaml": "yaml", "procgen-mirror": "procgen"}
+# Training and evaluation work without these; the second column does not.
+OPTIONAL = {
+    "tensorboard": "curves in the browser",
+    **dict.fromkeys(("pytest", "pytest-timeout", "hypothesis"), "make test"),
+    **dict.fromkeys(("ruff", "mypy", "types-pyyaml", "types-psutil", "types-tqdm"), "make lint"),
+}
+TOOLS = OPTIONAL.keys() - {"tensorboard"}  # programs, and stubs without a module: not imported
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no reason given"
+
+
+def required() -> list[Requirement]:
+    """The lines of requirements.txt that hold for this Python and system."""
+    from packaging.requirements import Requirement
+
+    lines = (line.split("#")[0].strip() for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines())
+    requirements = [Requirement(line) for line in lines if line]
+    return [each for each in requirements if each.marker is None or each.marker.evaluate()]
+
+
+def installed_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def problem_of(requirement: Requirement) -> str | None:
+    """Why a package will not do, with pip's remedy; None if it has a fitting version and can be imported."""
+    name, wanted = requirement.name.lower(), f"'{requirement.name}{requirement.specifier}'"
+    version = installed_version(name)
+    if version is None:
+        return f"is not installed: pip install {wanted}"
+    if not requirement.specifier.contains(version, prereleases=True):
+        return f"is {version}, wanted {requirement.specifier}: pip install {wanted}"
+    if name not in TOOLS:
+        try:
+            # Old Gym announces on every import that it is unmaintained.
+            with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module(MODULES.get(name, name.replace("-", "_")))
+        except Exception as error:  # a broken package may raise anything
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            return f"cannot be imported ({reason}): pip install --force-reinstall {wanted}"
+    return None

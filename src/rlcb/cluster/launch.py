@@ -1,0 +1,222 @@
+"""Where a process stands in a distributed run: how many nodes there are, which one this is, who is the first.
+
+Told by torchrun (RANK, WORLD_SIZE, ...), by SLURM inside of an `srun` step, or by flags on each node. What is
+told twice has to agree. Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rlcb.config.settings import ClusterConfig
+from rlcb.cpu import usable_cores
+from rlcb.errors import UsageError
+from rlcb.parallel.world import World, host_name
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 29500
+SLURM_PORTS = range(15_000, 30_000)  # below the ports that systems hand out by themselves
+Said = tuple[str, Any]  # where a value was found, and the value; None if it was not
+
+
+def discover(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> World:
+    """Find this process's place. Raises UsageError, with both values, if what it was told disagrees."""
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        world = _from_torchrun(cluster, node_rank, environ)
+    elif (
+        "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ and not _by_hand(cluster, node_rank, environ)
+    ):
+        world = _from_slurm(cluster, node_rank, environ)
+    else:
+        world = _from_flags(cluster, node_rank, environ)
+    if world.num_nodes > 1:
+        _refuse_loopback(world)
+    return world
+
+
+def as_starter(world: World) -> World:
+    """The place of a process that is no rank itself but starts all that its node has, as IMPALA wants it
+    from every launcher. Raises UsageError if there are several on a node."""
+    if world.local_rank is not None and world.num_workers > 1:
+        flag = "--nproc-per-node 1" if world.launcher == "torchrun" else "--ntasks-per-node 1"
+        raise UsageError(
+            f"{world.launcher} starts {world.num_workers} processes on each node, but IMPALA takes one, "
+            f"which starts the node's actors and learners: use {flag}, and impala.num_learners for more "
+            "learners"
+        )
+    return replace(world, num_workers=1, local_rank=None)
+
+
+def settle(*said: Said, default: Any = None) -> Any:
+    """The value that all sources which give one agree on. Raises UsageError that names two that do not."""
+    given = [(where, value) for where, value in said if value is not None]
+    for where, value in given[1:]:
+        if value != given[0][1]:
+            raise UsageError(f"{given[0][0]} = {given[0][1]} contradicts {where} = {value}")
+    return given[0][1] if given else default
+
+
+def number(environ: Mapping[str, str], name: str) -> int | None:
+    """An environment variable that holds a whole number; None if it is not set."""
+    text = environ.get(name)
+    if text is None or text == "":
+        return None
+    if not text.isdigit():
+        raise UsageError(f"{name} = {text!r} in the environment: expected a whole number")
+    return int(text)
+
+
+def _required(environ: Mapping[str, str], name: str, known: str) -> int:
+    value = number(environ, name)
+    if value is None:
+        raise UsageError(f"{known} is set but {name} is not: start every process through one launcher")
+    return value
+
+
+def _master(cluster: ClusterConfig, environ: Mapping[str, str]) -> tuple[Said, Said]:
+    return (
+        ("cluster.master_addr", cluster.master_addr),
+        ("MASTER_ADDR", environ.get("MASTER_ADDR") or None),
+    )
+
+
+def _port(cluster: ClusterConfig, environ: Mapping[str, str]) -> tuple[Said, Said]:
+    return ("cluster.master_port", cluster.master_port), ("MASTER_PORT", number(environ, "MASTER_PORT"))
+
+
+def _from_torchrun(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> World:
+    """One process is one rank. torchrun's agent has agreed with those of the other nodes already."""
+    size = _required(environ, "WORLD_SIZE", "RANK")
+    rank, local_rank = _required(environ, "RANK", "WORLD_SIZE"), _required(environ, "LOCAL_RANK", "RANK")
+    workers = settle(
+        ("cluster.num_workers", cluster.num_workers),
+        ("LOCAL_WORLD_SIZE", _required(environ, "LOCAL_WORLD_SIZE", "RANK")),
+    )
+    if size % workers:
+        raise UsageError(
+            f"WORLD_SIZE = {size} is no multiple of LOCAL_WORLD_SIZE = {workers}: "
+            "every node must have as many processes (--nproc-per-node)"
+        )
+    nodes = settle(
+        ("cluster.num_nodes", cluster.num_nodes),
+        ("GROUP_WORLD_SIZE", number(environ, "GROUP_WORLD_SIZE")),
+        ("WORLD_SIZE / LOCAL_WORLD_SIZE", size // workers),
+    )
+    node = settle(
+        ("--node-rank", node_rank), ("GROUP_RANK", number(environ, "GROUP_RANK")), ("RANK", rank // workers)
+    )
+    if node * workers + local_rank != rank:
+        raise UsageError(f"RANK = {rank} contradicts node {node} x {workers} + LOCAL_RANK = {local_rank}")
+    return World(
+        "torchrun",
+        nodes,
+        node,
+        workers,
+        local_rank,
+        settle(*_master(cluster, environ), default=LOOPBACK),
+        settle(*_port(cluster, environ), default=DEFAULT_PORT),
+        hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        restarts=number(environ, "TORCHELASTIC_RESTART_COUNT") or 0,
+    )
+
+
+def _by_hand(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> bool:
+    """Whether several nodes are told by flags to a step of a single task, as in a shell inside a job."""
+    single = number(environ, "SLURM_STEP_NUM_TASKS") == 1
+    return single and node_rank is not None and cluster.num_nodes is not None and cluster.num_nodes > 1
+
+
+def _from_slurm(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> World:
+    """A step of one task for each node, which starts the node's workers, or of one task for each worker."""
+    tasks = _required(environ, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+    nodes = settle(
+        ("cluster.num_nodes", cluster.num_nodes),
+        ("SLURM_STEP_NUM_NODES", _required(environ, "SLURM_STEP_NUM_NODES", "SLURM_PROCID")),
+    )
+    if tasks % nodes:
+        raise UsageError(
+            f"SLURM_STEP_NUM_TASKS = {tasks} is no multiple of SLURM_STEP_NUM_NODES = {nodes}: "
+            "use srun --ntasks-per-node"
+        )
+    per_node = tasks // nodes
+    if cluster.num_workers not in (None, per_node) and per_node != 1:
+        raise UsageError(
+            f"cluster.num_workers = {cluster.num_workers} contradicts SLURM's {per_node} tasks per node; "
+            "start one task per node, or as many as there are workers"
+        )
+    job = _required(environ, "SLURM_JOB_ID", "SLURM_PROCID")
+    return World(
+        "slurm",
+        nodes,
+        settle(
+            ("--node-rank", node_rank), ("SLURM_NODEID", _required(environ, "SLURM_NODEID", "SLURM_PROCID"))
+        ),
+        cluster.num_workers or (per_node if per_node > 1 else usable_cores()),
+        number(environ, "SLURM_LOCALID") if per_node > 1 else None,
+        settle(*_master(cluster, environ)) or _first_host(nodes, environ),
+        settle(*_port(cluster, environ), default=SLURM_PORTS[job % len(SLURM_PORTS)]),
+        restarts=number(environ, "SLURM_RESTART_COUNT") or 0,
+    )
+
+
+def _first_host(nodes: int, environ: Mapping[str, str]) -> str:
+    if nodes == 1:
+        return LOOPBACK
+    command = ["scontrol", "show", "hostnames", environ.get("SLURM_STEP_NODELIST", "")]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return result.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        raise UsageError(f"{' '.join(command)} failed ({error}): give --master-addr") from None
+
+
+def _from_flags(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> World:
+    """One process for each node, started by hand."""
+    allocated = number(environ, "SLURM_JOB_NUM_NODES") or 1
+    if cluster.num_nodes is None and allocated > 1:
+        raise UsageError(
+            f"this is one process outside of srun in a SLURM job of {allocated} nodes: start it with srun, "
+            "or give --num-nodes, --node-rank and --master-addr"
+        )
+    nodes = cluster.num_nodes or 1
+    if nodes > 1 and node_rank is None:
+        raise UsageError(f"cluster.num_nodes = {nodes} needs --node-rank, from 0 to {nodes - 1}")
+    if node_rank is not None and not 0 <= node_rank < nodes:
+        raise UsageError(
+            f"--node-rank {node_rank} must be from 0 to {nodes - 1}: cluster.num_nodes = {nodes}"
+        )
+    master = settle(*_master(cluster, environ))
+    if nodes > 1 and master is None:
+        raise UsageError(f"cluster.num_nodes = {nodes} needs --master-addr, the address of node 0")
+    workers = cluster.num_workers or usable_cores()
+    port = settle(*_port(cluster, environ), default=DEFAULT_PORT if nodes > 1 else None)
+    restarts = number(environ, "SLURM_RESTART_COUNT") or 0
+    return World("hand", nodes, node_rank or 0, workers, None, master or LOOPBACK, port, restarts=restarts)
+
+
+def resolve(host: str) -> str:
+    """The IPv4 or IPv6 address of a host. Raises UsageError."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise UsageError(f"cluster.master_addr = {host}: cannot be resolved ({error.strerror})") from None
+
+
+def is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _refuse_loopback(world: World) -> None:
+    own = (host_name(), socket.gethostname())
+    # Debian has a host's own name mean 127.0.1.1, on that host alone.
+    if world.node_rank == 0 and world.master_addr in own:
+        return
+    if is_loopback(resolve(world.master_addr)):
+        raise UsageError(
+            f"cluster.master_addr = {world.master_addr} is the loopback interface, which no other node "
+            f"reaches, but cluster.num_nodes = {world.num_nodes}"
+        )

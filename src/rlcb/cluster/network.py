@@ -1,0 +1,143 @@
+"""Which network interface the ranks talk over, and whether this node is where the master is to be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+
+import psutil
+
+from rlcb.cluster.launch import is_loopback, resolve
+from rlcb.errors import UsageError
+from rlcb.parallel.world import World, host_name
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+OTHER_FILES = 200  # of a process, beside its connections: libraries, metrics, pipes, environments
+
+
+def addresses() -> dict[str, list[str]]:
+    """Interface -> its IPv4 and IPv6 addresses."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: [each.address.split("%")[0] for each in found if each.family in families]
+        for name, found in psutil.net_if_addrs().items()
+    }
+
+
+def use_interface(world: World, wanted: str | None) -> str:
+    """Have gloo talk over `wanted`, or over GLOO_SOCKET_IFNAME, or over what reaches the master; returns it.
+
+    Raises UsageError if they disagree, or if there is no such interface.
+    """
+    set_outside = os.environ.get(VARIABLE) or None
+    if wanted is not None and set_outside is not None and wanted != set_outside:
+        raise UsageError(f"cluster.network_interface = {wanted} contradicts {VARIABLE} = {set_outside}")
+    known = addresses()
+    chosen = wanted or set_outside or _towards_master(world, known)
+    for name in chosen.split(","):  # gloo takes several
+        if not known.get(name):
+            there = ", ".join(f"{name} ({found[0]})" for name, found in known.items() if found)
+            source = "cluster.network_interface" if wanted else VARIABLE
+            raise UsageError(
+                f"{source} = {name}: {host_name()} has no such interface with an address; it has {there}"
+            )
+    os.environ[VARIABLE] = chosen
+    return chosen
+
+
+def _towards_master(world: World, known: dict[str, list[str]]) -> str:
+    master = resolve(world.master_addr)
+    own = _source_address(master)
+    if world.num_nodes == 1 or not is_loopback(own):
+        for name, found in known.items():
+            if own in found:
+                return name
+    outside = [name for name, found in known.items() if found and not is_loopback(found[0])]
+    if len(outside) == 1:
+        return outside[0]
+    raise UsageError(
+        f"cluster.master_addr = {world.master_addr} ({master}) does not say which interface of {host_name()} "
+        f"the others reach: set cluster.network_interface (there is {', '.join(outside) or 'none'})"
+    )
+
+
+def _source_address(destination: str) -> str:
+    """The address that packets to `destination` come from. Nothing is sent."""
+    family = socket.AF_INET6 if ":" in destination else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((destination, 9))
+        except OSError as error:
+            raise UsageError(
+                f"cluster.master_addr = {destination} cannot be reached from {host_name()}: {error.strerror}"
+            ) from None
+        return str(probe.getsockname()[0])
+
+
+def require_place(world: World, wanted: str | None) -> None:
+    """Raise UsageError if this process could not meet the others where `world` says; nothing is loaded yet.
+
+    `wanted` is the interface to talk over. Gloo, in this process and those that it starts, is told.
+    """
+    use_interface(world, wanted)
+    if world.rank == 0 and not world.hosted:
+        require_own_address(world)
+        require_free_port(world)
+
+
+def require_free_port(world: World) -> None:
+    """Raise UsageError if another program listens on the port of the store."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # connections of an earlier run may linger
+        try:
+            probe.bind(("", world.master_port or 0))
+        except OSError as error:
+            raise UsageError(
+                f"cluster.master_port = {world.master_port} cannot be used on {host_name()}, "
+                f"{world.master_addr}: {error.strerror}; choose another --master-port"
+            ) from None
+
+
+def require_own_address(world: World) -> None:
+    """Raise UsageError unless the master's address is one of this node's, which is to be the first."""
+    if world.num_nodes == 1:
+        return
+    master = resolve(world.master_addr)
+    family = socket.AF_INET6 if ":" in master else socket.AF_INET
+    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+        try:
+            probe.bind((master, 0))
+        except OSError:
+            own = [each for found in addresses().values() for each in found if ":" not in each]
+            raise UsageError(
+                f"node 0 must be cluster.master_addr = {world.master_addr} ({master}), but this is "
+                f"{host_name()} ({', '.join(own)}); --node-rank is 0 there alone"
+            ) from None
+
+
+def files_needed(world: World) -> int:
+    """Files that this process has open at most: a connection of gloo to each rank, and on rank 0, if it keeps
+    the store, three more of each."""
+    return (4 if world.rank == 0 and not world.hosted else 1) * world.size + OTHER_FILES
+
+
+def raise_file_limit(world: World) -> None:
+    """Let this process have as many files open as it needs, or as the system allows."""
+    needed, (soft, hard) = files_needed(world), resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
+
+
+def too_few_files(world: World) -> str | None:
+    """What is wrong if this process may not have as many files open as it needs."""
+    needed, (soft, _) = files_needed(world), resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return None
+    return (
+        f"{world.rank_name(world.local_rank or 0)} needs {needed} open files for {world.size} ranks, but "
+        f"may have {soft}: raise the system's limit (ulimit -Hn), or start fewer ranks of more threads"
+    )

@@ -1,0 +1,70 @@
+"""Memory that the ranks of a node share when each was started on its own: a local socket passes it on."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rlcb.cluster.watchdog import Watch
+from rlcb.config.settings import ParallelConfig
+from rlcb.errors import RunError
+from rlcb.parallel.world import World
+from rlcb.processes.shared_memory import map_shared, open_rollout
+
+POLL_SECONDS = 0.2
+
+
+def share_memory(store: Any, world: World, config: ParallelConfig, size: int, watch: Watch) -> Any:
+    """Memory of `size` bytes: the node's first rank opens it, the others are handed its descriptor.
+
+    To be called by all ranks. Raises UsageError if there is not enough, and whatever the run ends with if a
+    rank does not come.
+    """
+    key = f"memory/{world.node_rank}"
+    if world.local_rank == 0:
+        descriptor = open_rollout(config, size)
+        if world.num_workers > 1:
+            _hand_out(store, key, descriptor, world.num_workers - 1, watch)
+    else:
+        with watch.waiting():
+            while not store.check([key]):
+                watch.check()
+                time.sleep(POLL_SECONDS / 4)
+            descriptor = _fetch(store.get(key).decode())
+    return map_shared(descriptor)
+
+
+def _hand_out(store: Any, key: str, descriptor: int, count: int, watch: Watch) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,  # which only this user may enter
+        contextlib.closing(socket.socket(socket.AF_UNIX)) as server,
+        watch.waiting(),
+    ):
+        path = str(Path(folder) / "memory")
+        server.bind(path)
+        server.listen(count)
+        server.settimeout(POLL_SECONDS)
+        store.set(key, path)
+        while count:
+            try:
+                peer, _ = server.accept()
+            except TimeoutError:
+                watch.check()
+                continue
+            with contextlib.closing(peer):
+                socket.send_fds(peer, [b"memory"], [descriptor])
+            count -= 1
+
+
+def _fetch(path: str) -> int:
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as peer:
+        try:
+            peer.connect(path)
+            _, descriptors, _, _ = socket.recv_fds(peer, 16, 1)
+            return descriptors[0]
+        except (OSError, IndexError) as error:
+            raise RunError(f"cannot get the node's shared memory at {path}: {error}") from error

@@ -1,0 +1,288 @@
+"""comparison.json: a comparison for programs, with everything that the other outputs say."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from rlcb.comparison.analysis import Across, Comparison, GameResult, GroupResult, Pair
+from rlcb.comparison.curves import Panel
+from rlcb.comparison.findings import headline
+from rlcb.comparison.groups import settings_of
+from rlcb.comparison.methods import methods
+from rlcb.comparison.metrics import CLOCKS, METRICS, NORMALISED, TO_THRESHOLD
+from rlcb.comparison.procgen_scores import NORMALISATION, REFERENCE_CITATION, REFERENCE_NOTE, score_range
+from rlcb.comparison.reference import references
+from rlcb.comparison.statistics import CONFIDENCE, Estimate, Values, finite
+from rlcb.comparison.tables import phase_shares
+from rlcb.files import strict_json
+
+SCHEMA_VERSION = 1
+
+
+def json_data(comparison: Comparison, panels: dict[str, list[Panel]]) -> dict[str, Any]:
+    """The content of comparison.json; `panels` has the curves of each game, and of all under ``."""
+    options = comparison.options
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "baseline": comparison.baseline,
+        "confidence": CONFIDENCE,
+        "bootstrap": options.bootstrap._asdict(),
+        "thresholds": {name or "all games": value for name, value in options.thresholds.items()},
+        "normalisation": {"source": NORMALISATION, "ranges": _ranges(comparison)},
+        "headline": headline(comparison),
+        "methods": methods(comparison),
+        "fairness": [each._asdict() for each in comparison.fairness],
+        "skipped": [{"path": str(path), "reason": reason} for path, reason in comparison.skipped],
+        "games": {game.env: _game(game, panels.get(game.env, [])) for game in comparison.games},
+        "over_games": None if comparison.across is None else _across(comparison.across, panels.get("", [])),
+        "reference": _references(comparison),
+    }
+
+
+def _ranges(comparison: Comparison) -> dict[str, Any]:
+    found = {}
+    for result in comparison.results:
+        mode = result.group.runs[0].setting("env.distribution_mode")
+        limits = score_range(result.group.env, mode)
+        if limits is not None:
+            found[f"{result.group.game} {mode}"] = list(limits)
+    return found
+
+
+def _game(game: GameResult, panels: list[Panel]) -> dict[str, Any]:
+    return {
+        "game": game.game,
+        "equal": {
+            clock.key: None if (window := game.windows[clock.key]) is None else window._asdict()
+            for clock in CLOCKS
+        },
+        "groups": [_group(result) for result in game.groups],
+        "pairs": [_pair(pair) for pair in game.pairs],
+        "curves": [curve_data(panel) for panel in panels],
+    }
+
+
+def _group(result: GroupResult) -> dict[str, Any]:
+    return {
+        "label": result.group.label,
+        "algorithm": result.group.algorithm,
+        "mode": result.group.mode,
+        "n": len(result.group.runs),
+        "seeds": [run.seed for run in result.group.runs],
+        "metrics": {key: _estimate(found) for key, found in result.estimates.items()},
+        "normalised": {key: _numbers(values) for key, values in result.normalised.items()},
+        "threshold": {key: each._asdict() for key, each in result.reached.items()},
+        "time_breakdown": phase_shares(result),
+        "settings": settings_of(result.group.runs[0]),
+        "runs": [
+            {
+                "path": str(run.path),
+                "seed": run.seed,
+                "status": run.status,
+                "notes": list(run.notes),
+                "hardware": run.record.get("hardware"),
+                "software": run.record.get("software"),
+                "metrics": {key: float(values[index]) for key, values in result.values.items()},
+            }
+            for index, run in enumerate(result.group.runs)
+        ],
+    }
+
+
+def _numbers(values: Values) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]
+
+
+def _estimate(found: Estimate | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    interval = None if found.low is None else [found.low, found.high]
+    return {"mean": found.mean, "std": found.std, "ci95": interval, "n": found.n}
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    return {
+        "metric": pair.metric,
+        "first": pair.ours,
+        "second": pair.theirs,
+        "n": list(pair.counts),
+        "welch": pair.welch and pair.welch._asdict(),
+        "p_holm": pair.p_adjusted,
+        "probability_of_improvement": _estimate(pair.improvement),
+    }
+
+
+def _across(across: Across, panels: list[Panel]) -> dict[str, Any]:
+    return {
+        "games": across.games,
+        "scores": {
+            metric: {
+                label: {"iqm": _estimate(found.iqm), "mean": _estimate(found.mean)}
+                for label, found in scores.items()
+            }
+            for metric, scores in across.scores.items()
+        },
+        "pairs": [_pair(pair) for pair in across.pairs],
+        "curves": [curve_data(panel) for panel in panels],
+    }
+
+
+def _references(comparison: Comparison) -> dict[str, Any] | None:
+    if not comparison.options.reference:
+        return None
+    return {
+        "citation": REFERENCE_CITATION,
+        "note": REFERENCE_NOTE,
+        "games": {
+            each.game: {
+                **{key: values.tolist() for key, values in each.figures._asdict().items()},
+                "groups": {label: [_estimate(found) for found in row] for label, row in each.groups.items()},
+                "settings_that_differ": each.differing,
+            }
+            for each in references(comparison)
+        },
+    }
+
+
+def curve_data(panel: Panel, runs: bool = False) -> dict[str, Any]:
+    """A panel's curves with five significant digits, null where there is none."""
+    return {
+        "key": panel.key,
+        "title": panel.title,
+        "unit": panel.unit,
+        "clock": panel.clock.key,
+        "clock_unit": panel.clock.unit,
+        "grid": short(panel.grid),
+        "groups": [
+            {
+                "label": curve.label,
+                "mean": short(curve.band.mean),
+                "low": short(curve.band.low),
+                "high": short(curve.band.high),
+                "n": curve.band.n.tolist(),
+                **({"runs": [short(each) for each in curve.runs]} if runs else {}),
+            }
+            for curve in panel.curves
+        ],
+    }
+
+
+def short(values: Values) -> list[float | None]:
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
+
+
+def clean(data: dict[str, Any]) -> Any:
+    """Strict JSON: what is not a number is null."""
+    return strict_json(data)
+
+
+FACTS = {
+    "distribution_mode": "env.distribution_mode",
+    "num_levels": "env.num_levels",
+    "start_level": "env.start_level",
+    "num_envs": "env.num_envs",
+    "architecture": "model.architecture",
+}
+MACHINE = ("cpu_model", "usable_cores", "ram_gb", "load_average")
+HEAD = ("row", "game", "group", "algorithm", "mode", "n", "run", "seed", "status", "notes")
+THRESHOLD = ("threshold", "threshold_reached", "threshold_known", "threshold_stopped")
+TEST = (
+    *("metric", "second", "second_n", "difference", "difference_low95", "difference_high95"),
+    *("t", "degrees", "p", "p_holm", "p_better", "p_better_low95", "p_better_high95"),
+)
+Row = dict[str, Any]
+
+
+def columns() -> list[str]:
+    """All columns in their order."""
+    keys = [metric.key for metric in METRICS]
+    of_groups = [f"{key}_{what}" for key in keys for what in ("n", "std", "low95", "high95")]
+    normalised = [f"{key}_normalised" for key in NORMALISED]
+    medians = [f"{key}_median" for key in TO_THRESHOLD]
+    return [*HEAD, *FACTS, *MACHINE, *keys, *of_groups, *normalised, *THRESHOLD, *medians, *TEST, "not_equal"]
+
+
+def csv_text(comparison: Comparison) -> str:
+    """A line for each run (`row` = run), for each group (group: means with their n, sample standard deviation
+    and interval), and for each test between two groups (test: `group` less `second`).
+
+    `not_equal` says in every line what makes the comparison unfair. Empty is what does not exist.
+    """
+    unfair = "; ".join(f"{each.aspect}: {each.text}" for each in comparison.fairness)
+    output = io.StringIO()
+    writer = csv.DictWriter(output, columns(), restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in _rows(comparison):
+        writer.writerow({**row, "not_equal": unfair})
+    return output.getvalue()
+
+
+def _rows(comparison: Comparison) -> Iterator[Row]:
+    for result in comparison.results:
+        group = result.group
+        common = {"game": group.game, "group": group.label, "algorithm": group.algorithm, "mode": group.mode}
+        for index in range(len(group.runs)):
+            yield {**common, **_run(result, index)}
+        yield {**common, **_group_columns(result)}
+    for game in comparison.games:
+        yield from (_test(game.game, pair) for pair in game.pairs if pair.welch is not None)
+    across = comparison.across
+    if across is not None and len(across.games) > 1:
+        for pair in across.pairs:
+            if pair.welch is not None:
+                scores = pair._replace(metric=f"{pair.metric}_normalised")
+                yield _test(", ".join(across.games), scores)
+
+
+def _run(result: GroupResult, index: int) -> Row:
+    run = result.group.runs[index]
+    row: Row = {"row": "run", "n": 1, "run": run.path, "seed": run.seed, "status": run.status}
+    row["notes"] = "; ".join(run.notes)
+    row |= {name: run.setting(key) for name, key in FACTS.items()}
+    row |= {name: (run.record.get("hardware") or {}).get(name) for name in MACHINE}
+    row |= {key: _number(values[index]) for key, values in result.values.items()}
+    return row | {f"{key}_normalised": _number(each[index]) for key, each in result.normalised.items()}
+
+
+def _group_columns(result: GroupResult) -> Row:
+    row: Row = {"row": "group", "n": len(result.group.runs)}
+    for key, found in result.estimates.items():
+        if found is not None:
+            row |= {key: _number(found.mean), f"{key}_n": found.n, f"{key}_std": _number(found.std)}
+            row |= {f"{key}_low95": _number(found.low), f"{key}_high95": _number(found.high)}
+    for key, scores in result.normalised.items():
+        if finite(scores).size:
+            row[f"{key}_normalised"] = _number(float(finite(scores).mean()))
+    for key, clock in TO_THRESHOLD.items():
+        way = result.reached.get(clock.key)
+        if way is not None:
+            row |= dict(zip(THRESHOLD, (way.threshold, way.hits, way.n, way.stopped)))
+            row[f"{key}_median"] = _number(way.median)
+    return row
+
+
+def _test(game: str, pair: Pair) -> Row:
+    row: Row = {"row": "test", "game": game, "group": pair.ours, "n": pair.counts[0]}
+    row |= {"metric": pair.metric, "second": pair.theirs, "second_n": pair.counts[1]}
+    row["p_holm"] = _number(pair.p_adjusted)
+    if pair.welch is not None:
+        ends = {"difference_low95": pair.welch.low, "difference_high95": pair.welch.high}
+        figures = {"difference": pair.welch.difference, **ends, "t": pair.welch.t}
+        figures |= {"degrees": pair.welch.degrees, "p": pair.welch.p}
+        row |= {name: _number(value) for name, value in figures.items()}
+    if pair.improvement is not None:
+        row["p_better"] = _number(pair.improvement.mean)
+        row["p_better_low95"] = _number(pair.improvement.low)
+        row["p_better_high95"] = _number(pair.improvement.high)
+    return row
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None or not np.isfinite(value) else repr(round(float(value), 10))

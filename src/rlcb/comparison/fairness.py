@@ -1,0 +1,299 @@
+"""What makes a comparison unfair: every difference between runs that is not the one being compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from rlcb.comparison.folders import Logged, logged
+from rlcb.comparison.groups import APART, Group, game_name, parts_of, settings_of
+from rlcb.comparison.runs import Run, as_number, dig
+from rlcb.processes.machine_load import BUSY_PERCENT
+from rlcb.text import counted
+
+TOLERANCE = 0.05  # durations closer than this, as a share of the longest, are equal
+HARDWARE = ("cpu_model", "physical_cores", "usable_cores", "ram_gb")
+SOFTWARE = ("python", "torch", "numpy", "procgen", "gymnasium", "git_commit")
+BUDGET = ("training.duration_hours", "training.total_timesteps")
+SECTIONS = {
+    "env.": "levels",
+    "model.": "network",
+    "training.": "hyperparameters",
+    "impala.": "hyperparameters",
+    "parallel.num_workers": "hyperparameters",
+    "cluster.num_nodes": "hardware",
+    "cluster.compression": "hyperparameters",
+    "cluster.overlap": "hyperparameters",
+}
+# Settings that mean something to one algorithm only: each worker of A3C learns by itself.
+OF_ALGORITHM = {"impala.": "impala", "parallel.num_workers": "a3c"}
+# What runs do that were started without these settings.
+WITHOUT = {"cluster.num_nodes": 1, "cluster.compression": "none", "cluster.overlap": False}
+
+
+class Difference(NamedTuple):
+    """One thing that was not equal, in a sentence."""
+
+    aspect: str
+    text: str
+
+
+def differences(groups: Sequence[Group], skipped: Sequence[tuple[Any, str]] = ()) -> list[Difference]:
+    """All differences between the runs of these groups; `skipped` has (path, reason) of the runs left out."""
+    checks: tuple[Callable[[Sequence[Group]], Iterator[Difference]], ...] = (
+        _games,
+        _settings,
+        _hardware,
+        _duration,
+        _load,
+        _software,
+        _seeds,
+        _evaluations,
+        _marked,
+    )
+    found = [difference for check in checks for difference in check(groups)]
+    reasons: dict[str, list[str]] = {}
+    for path, reason in skipped:
+        reasons.setdefault(reason, []).append(str(path))
+    left_out = [f"{', '.join(paths)}: {reason}" for reason, paths in reasons.items()]
+    return found + ([Difference("runs left out", "; ".join(left_out))] if left_out else [])
+
+
+def show(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if type(value) is int else "none" if value is None else str(value)
+
+
+def by_value(groups: Sequence[Group], of: Callable[[Run], Any]) -> dict[str, list[str]]:
+    """Each value that some run has, with the labels of the groups that have it."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        for value in dict.fromkeys(show(of(run)) for run in group.runs):
+            labels = found.setdefault(value, [])
+            if group.label not in labels:
+                labels.append(group.label)
+    return found
+
+
+def _sentence(name: str, found: dict[str, list[str]]) -> str:
+    """`num_envs: 128 in PPO parallel; 64 in the others`, the value that most groups have last."""
+    *few, (common, holders) = sorted(found.items(), key=lambda item: len(item[1]))
+    parts = [f"{value} in {', '.join(labels)}" for value, labels in few]
+    mixed = {label for _, labels in few for label in labels} & set(holders)
+    whose = "the others" if len(holders) > 2 and not mixed else ", ".join(holders)
+    return f"{name}: {'; '.join([*parts, f'{common} in {whose}'])}"
+
+
+def _games(groups: Sequence[Group]) -> Iterator[Difference]:
+    games = list(dict.fromkeys(group.game for group in groups))
+    if len(games) > 1:
+        listed = f"{len(games)} games ({', '.join(games)})"
+        yield Difference("game", f"{listed}: raw returns are compared within a game only")
+    for game in games:
+        modes = [part.name for part in parts_of([group for group in groups if group.game == game])]
+        if len(modes) > 1:
+            listed = " and ".join(modes)
+            yield Difference("game", f"{listed} are different tasks: their returns are not compared")
+    played: dict[str, list[str]] = {}
+    for group in groups:
+        played.setdefault(group.label, []).append(group.game)
+    if len({frozenset(each) for each in played.values()}) > 1:
+        sets = "; ".join(f"{label}: {', '.join(each)}" for label, each in played.items())
+        yield Difference("game", f"not every group played every game ({sets})")
+
+
+def _settings(groups: Sequence[Group]) -> Iterator[Difference]:
+    """Levels, network, environments and hyperparameters, in that order."""
+    configs = {id(run): settings_of(run) for group in groups for run in group.runs}
+    keys = dict.fromkeys(key for config in configs.values() for key in config if key not in APART)
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        start = next((start for start in SECTIONS if key.startswith(start)), None)
+        if start is None:
+            continue
+        section, algorithm = SECTIONS[start], OF_ALGORITHM.get(start)
+        section = "total environments" if key == "env.num_envs" else section
+        section = "budget" if key in BUDGET else section
+        concerned = [group for group in groups if algorithm in (None, group.algorithm)]
+
+        def value(run: Run, key: str = key) -> Any:
+            own = configs[id(run)].get(key)
+            return WITHOUT.get(key) if own is None else own
+
+        values = by_value(concerned, value)
+        if len(values) > 1:
+            found.setdefault(section, []).append(_sentence(key.split(".", 1)[1], values))
+    for section in ("levels", "network", "total environments", "hyperparameters", "budget", "hardware"):
+        for text in found.get(section, []):
+            yield Difference(section, text)
+
+
+def _hardware(groups: Sequence[Group]) -> Iterator[Difference]:
+    def value_of(key: str) -> Callable[[Run], Any]:
+        # Two machines of one kind report memory that differs in its last digits.
+        return lambda run: round(run.number("hardware.ram_gb")) if known(run, key) else "not recorded"
+
+    def known(run: Run, key: str) -> bool:
+        return not math.isnan(run.number(f"hardware.{key}"))
+
+    for key in HARDWARE:
+        of = value_of(key) if key == "ram_gb" else lambda run, key=key: _fact(run, f"hardware.{key}")
+        values = by_value(groups, of)
+        if len(values) > 1:
+            yield Difference("hardware", _sentence(key, values))
+    values = by_value(groups, total_threads)
+    if len(values) > 1:
+        yield Difference("hardware", _sentence("threads in all", values))
+
+
+def _fact(run: Run, key: str) -> Any:
+    value = dig(run.record, key)
+    return "not recorded" if value is None else value
+
+
+def total_threads(run: Run) -> Any:
+    """Threads of all processes of a run."""
+    return int(run.threads) if math.isfinite(run.threads) else "not recorded"
+
+
+def _duration(groups: Sequence[Group]) -> Iterator[Difference]:
+    """Wall clock that was really used: groups differ, or seeds of a group."""
+    hours = [(group.label, run.number("duration_hours")) for group in groups for run in group.runs]
+    known = [value for _, value in hours if math.isfinite(value)]
+    if not known or max(known) - min(known) <= TOLERANCE * max(known):
+        return
+    spans: dict[str, list[float]] = {}
+    for label, value in hours:
+        spans.setdefault(label, []).append(value)
+    yield Difference("duration", "hours: " + "; ".join(f"{k} {_span(v)}" for k, v in spans.items()))
+
+
+def _span(values: Iterable[float]) -> str:
+    shown = sorted(value for value in values if math.isfinite(value))
+    if not shown:
+        return "not recorded"
+    low, high = f"{shown[0]:.3g}", f"{shown[-1]:.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _load(groups: Sequence[Group]) -> Iterator[Difference]:
+    """Whatever else the machines did."""
+    for text in load_texts([run for group in groups for run in group.runs]):
+        yield Difference("load", text)
+
+
+def _software(groups: Sequence[Group]) -> Iterator[Difference]:
+    for key in (*SOFTWARE, "platform"):
+        section = "hardware" if key == "platform" else "software"
+        values = by_value(groups, lambda run, at=f"{section}.{key}": _fact(run, at))  # type: ignore[misc]
+        if len(values) > 1:
+            yield Difference("software", _sentence(key, values))
+
+
+def _seeds(groups: Sequence[Group]) -> Iterator[Difference]:
+    for env in dict.fromkeys(group.env for group in groups):
+        same = [group for group in groups if group.env == env]
+        seeds = {group.label: sorted(str(run.seed) for run in group.runs) for group in same}
+        if len({tuple(sorted(set(each))) for each in seeds.values()}) > 1:
+            listed = "; ".join(f"{label}: {', '.join(each)}" for label, each in seeds.items())
+            yield Difference("seeds", f"not the same in every group of {game_name(env)} ({listed})")
+        for label, each in seeds.items():
+            twice = sorted({seed for seed in each if each.count(seed) > 1})
+            if twice:
+                text = f"{label} on {game_name(env)} has seed {', '.join(twice)} more than once"
+                yield Difference("seeds", f"{text}: these runs are not independent")
+
+
+def _evaluations(groups: Sequence[Group]) -> Iterator[Difference]:
+    runs = [run for group in groups for run in group.runs]
+    if all(run.evaluation is None for run in runs):
+        return
+    missing = [run.path.name for run in runs if run.evaluation is None]
+    if missing:
+        yield Difference("evaluation", f"not every run was evaluated (missing: {', '.join(missing)})")
+    evaluated = [Group(g.label, g.env, tuple(r for r in g.runs if r.evaluation is not None)) for g in groups]
+    for key in ("episodes_per_split", "deterministic", "seed", "max_episode_steps"):
+        values = by_value(evaluated, lambda run, key=key: dig(run.evaluation, key))  # type: ignore[misc]
+        if len(values) > 1:
+            yield Difference("evaluation", _sentence(key, values))
+
+
+def _marked(groups: Sequence[Group]) -> Iterator[Difference]:
+    for run in (run for group in groups for run in group.runs):
+        if run.notes:
+            yield Difference("runs marked", f"{run.path.name}: {', '.join(run.notes)}")
+    logs = logged(run for group in groups for run in group.runs)
+    anew = [run.path.name for run, log in logs.items() if log.anew]
+    if anew:
+        text = f"completed before and begun anew, so their first results are gone: {', '.join(anew)}"
+        yield Difference("runs marked", text)
+
+
+OTHERS_PERCENT = 5.0  # of the CPUs that a run may use, used by other programs while it went on
+BUSY = 0.5  # load per core beyond a run's own threads from which on a machine was busy
+NAMED_PAIRS = 3  # of runs that overlapped; more are counted
+
+
+def load_texts(runs: Sequence[Run]) -> Iterator[str]:
+    """A sentence on machines that were busy with other programs, and one on runs at the same time."""
+    logs = logged(runs)
+    busy = [f"{run.path.name} ({how})" for run in runs if (how := _busy(run, logs[run]))]
+    if busy:
+        yield f"the machine was busy with other work during {'; '.join(busy)}"
+    pairs = overlaps(runs, logs)
+    if pairs:
+        certain = all(None not in (logs[first].host, logs[second].host) for first, second in pairs)
+        unsure = ", and slowed each other if they shared a machine"
+        how = " on one machine, and slowed each other" if certain else unsure
+        named = "; ".join(
+            f"{first.path.name} and {second.path.name}" for first, second in pairs[:NAMED_PAIRS]
+        )
+        more = len(pairs) - NAMED_PAIRS
+        rest = f" and {counted(more, 'more pair')}" if more > 0 else ""
+        yield f"runs overlapped in time{how}: {named}{rest}"
+
+
+def _busy(run: Run, log: Logged) -> str:
+    """What other programs used, empty if it was little. It is known of the time while a run went on; records
+    that do not say so leave what was used before it began, and the load at its end beyond its own threads."""
+    others = run.number("resource_usage.others_cpu_percent")
+    if math.isfinite(others):
+        return f"{others:.0f} % of the CPUs while it went on" if others >= OTHERS_PERCENT else ""
+    if log.others_percent >= BUSY_PERCENT:
+        return f"{log.others_percent:.0f} % of the cores before it began"
+    nodes = as_number(run.setting("cluster.num_nodes"))
+    own = run.threads / (nodes if nodes > 1 else 1)  # on the node that measured the load
+    end = run.number("hardware.load_average")
+    if end - own > BUSY * run.number("hardware.usable_cores"):
+        return f"{end:.2f} at its end with {own:.0f} threads of its own"
+    return ""
+
+
+def overlaps(runs: Sequence[Run], logs: Mapping[Run, Logged]) -> list[tuple[Run, Run]]:
+    """All pairs of runs that went on at the same time and may have shared a machine, the earlier one first.
+    Where a study has logged the machines, runs on different ones do not count."""
+    spans = []
+    for run in runs:
+        try:
+            begun = datetime.fromisoformat(str(run.record.get("start_time"))).timestamp()
+            ended = datetime.fromisoformat(str(run.record.get("end_time"))).timestamp()
+        except ValueError:
+            continue  # a run without a record
+        spans.append((begun, ended, run))
+    spans.sort(key=lambda span: span[:2])
+    pairs: list[tuple[Run, Run]] = []
+    going_on: list[tuple[float, Run]] = []
+    for begun, ended, run in spans:
+        going_on = [(end, other) for end, other in going_on if begun < end - 1]  # times are whole seconds
+        pairs += [(other, run) for _, other in going_on if _may_share(other, run, logs)]
+        going_on.append((ended, run))
+    return pairs
+
+
+def _may_share(first: Run, second: Run, logs: Mapping[Run, Logged]) -> bool:
+    hosts = {logs[each].host for each in (first, second)}
+    models = {str(dig(each.record, "hardware.cpu_model")) for each in (first, second)}
+    return len(models) == 1 and (None in hosts or len(hosts) == 1)

@@ -1,0 +1,235 @@
+"""The plot of a comparison: rewards over timesteps, FPS over time, policy loss, timesteps over wall clock."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlcb.comparison.analysis import Comparison, GameResult, GroupResult
+from rlcb.comparison.curves import SMOOTH_SHARE, Panel, common_seeds, smoothed
+from rlcb.comparison.fairness import Difference
+from rlcb.comparison.findings import Finding, findings
+from rlcb.comparison.groups import machine_of
+from rlcb.comparison.panel import (
+    CHARACTER,
+    MAX_LABELS,
+    NAME_HEIGHT,
+    NAME_SIZE,
+    Look,
+    draw_panel,
+    end_name,
+    name_width,
+    shows_seeds,
+    style_of,
+)
+from rlcb.comparison.procgen_scores import NORMALISATION, REFERENCE_CITATION, REFERENCE_NOTE
+from rlcb.comparison.reference import Reference, references
+from rlcb.plots.style import GREY, STYLE
+from rlcb.text import counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = ("return", "fps", "policy_loss", "timesteps")  # in reading order
+# Inches: the plot's width and a panel's height, what is left of a panel, between two rows, and of a legend.
+WIDTH, PANEL, TICKS, BETWEEN, LEGEND = 14.0, 3.6, 0.8, 1.0, 2.4
+TITLE, CLAIM, FOOT = 19.0, 12.5, 10.5  # sizes of text, in points
+LEADING = 1.55  # from one line of text to the next, over its size
+LETTER = 0.52  # width of a character of a text over its size, on average and a little more
+MAX_CLAIMS = 5
+MAX_UNEQUAL = 420  # characters about what was not equal
+NAMED = 5  # differences of one aspect that are named
+
+
+def draw_game(comparison: Comparison, game: GameResult, panels: Sequence[Panel]) -> Figure:
+    """The four panels of one game."""
+    chosen = [next(panel for panel in panels if panel.key == key) for key in SHOWN]
+    reference = next((each for each in references(comparison) if each.game == game.game), None)
+    start = f"{game.game}, "
+    said = [each for each in findings(comparison) if each.place.startswith(start)]
+    said = [each._replace(place=each.place.removeprefix(start)) for each in said]
+    return _draw(comparison, game.groups, chosen, f"Comparison on {game.game}", said, reference)
+
+
+def draw_games(comparison: Comparison, panels: dict[str, list[Panel]]) -> Figure:
+    """Several games: normalised scores over both clocks, never a mean of raw returns; speed by game."""
+    scores = panels[""]
+    first = comparison.games[0]
+    chosen = [
+        *scores,
+        *(next(panel for panel in panels[first.env] if panel.key == key) for key in ("fps", "timesteps")),
+    ]
+    if not scores:
+        own = [next(p for p in panels[game.env] if p.key == "return") for game in comparison.games[:2]]
+        own = [p._replace(title=f"{p.title}: {game.game}") for p, game in zip(own, comparison.games)]
+        chosen = [*own, *chosen]
+    chosen[2:] = [panel._replace(title=f"{panel.title}: {first.game}") for panel in chosen[2:]]
+    names = [game.game for game in comparison.games]
+    names = names if len(names) < 5 else [*names[:3], f"{len(names) - 3} more"]
+    said = findings(comparison)
+    said = [each for each in said if each.place.startswith("Over ")] or said
+    title = f"Comparison on {len(comparison.games)} games: {', '.join(names)}"
+    return _draw(comparison, comparison.results, chosen, title, said, None)
+
+
+def _draw(
+    comparison: Comparison,
+    results: Sequence[GroupResult],
+    panels: Sequence[Panel],
+    title: str,
+    said: Sequence[Finding],
+    reference: Reference | None,
+) -> Figure:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    panels = [smoothed(panel) for panel in panels[:4]]
+    look = _look(comparison, results, panels)
+    words = [line for text in claims(said, _room(CLAIM)) for line in textwrap.wrap(text, _room(CLAIM))]
+    foot = [
+        line for text in footer(comparison, panels, reference) for line in textwrap.wrap(text, _room(FOOT))
+    ]
+    claim, line = CLAIM * LEADING / 72, FOOT * LEADING / 72
+    head, bottom = 1.6 + claim * len(words), 0.85 + line * len(foot)
+    height = head + 2 * PANEL + BETWEEN + bottom
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, height))
+        for panel, frame in zip(panels, _frames(panels, look, head, height)):
+            published = reference.figures if reference and panel.key == "return" else None
+            draw_panel(figure.add_axes(frame), panel, look, published)
+        left = TICKS / WIDTH
+        figure.text(left, 1 - 0.45 / height, title, fontsize=TITLE, fontweight="bold", va="center")
+        figure.text(left, 1 - 0.82 / height, _facts(results, look), fontsize=CLAIM, color=GREY, va="center")
+        for index, text in enumerate(words):
+            figure.text(left, 1 - (1.15 + claim * index) / height, text, fontsize=CLAIM, va="center")
+        for index, text in enumerate(foot):
+            y = line * (len(foot) - index - 0.3) / height
+            figure.text(left, y, text, fontsize=FOOT, color=GREY, va="center")
+        if len(look.styles) > MAX_LABELS:
+            _legend(figure, results, look)
+    return figure
+
+
+def _look(comparison: Comparison, results: Sequence[GroupResult], panels: Sequence[Panel]) -> Look:
+    seeds = common_seeds(results)
+    names = [[end_name(curve, seeds) for curve in panel.curves if curve.band.n.any()] for panel in panels]
+    width = max((name_width(each, PANEL * 72 / NAME_HEIGHT) for each in names), default=0)
+    return Look({label: style_of(index) for index, label in enumerate(comparison.labels)}, seeds, width)
+
+
+def _room(size: float) -> int:
+    """Characters of a line of text of this size."""
+    return int((WIDTH - TICKS - 0.3) * 72 / (LETTER * size))
+
+
+def _beside(panels: Sequence[Panel], look: Look) -> float:
+    """Inches for names beside a panel."""
+    names = [end_name(curve, look.seeds) for panel in panels for curve in panel.curves if curve.band.n.any()]
+    longest = max((len(line) for name in names for line in textwrap.wrap(name, look.name_width)), default=0)
+    return 0.25 + longest * CHARACTER * NAME_SIZE / 72
+
+
+def _frames(
+    panels: Sequence[Panel], look: Look, head: float, height: float
+) -> list[tuple[float, float, float, float]]:
+    """Left, bottom, width and height of four panels, as shares of the plot."""
+    legend = len(look.styles) > MAX_LABELS
+    beside = 0.2 if legend else _beside(panels, look)
+    width = (WIDTH - (LEGEND if legend else 0.0) - 2 * (TICKS + beside)) / 2
+    return [
+        (
+            (TICKS + column * (TICKS + width + beside)) / WIDTH,
+            1 - (head + PANEL + row * (PANEL + BETWEEN)) / height,
+            width / WIDTH,
+            PANEL / height,
+        )
+        for row in range(2)
+        for column in range(2)
+    ]
+
+
+def _facts(results: Sequence[GroupResult], look: Look) -> str:
+    machines = list(dict.fromkeys(machine_of(run) for result in results for run in result.group.runs))
+    seeds = f"n={counted(look.seeds, 'seed')} each · " if look.seeds else ""
+    return seeds + (machines[0] if len(machines) == 1 else f"{len(machines)} machines")
+
+
+def claims(said: Sequence[Finding], room: int) -> list[str]:
+    """Findings as sentences: whole where they fit into a line, else what is claimed; the rest is counted."""
+    shown = []
+    for each in said[:MAX_CLAIMS]:
+        text = str(each) if len(str(each)) <= room else f"{each.place}: {each.claim}."
+        shown.append(text[0].upper() + text[1:])
+    more = len(said) - len(shown)
+    return [*shown, *([f"... and {more} more in the report."] if more else [])]
+
+
+def footer(comparison: Comparison, panels: Sequence[Panel], reference: Reference | None) -> list[str]:
+    """What the lines are, where figures come from, and what was not equal: a picture travels alone."""
+    found = [_lines(panels)]
+    if any(panel.key == "score" for panel in panels):
+        found.append(f"Normalised score: (return - min) / (max - min), ranges of {NORMALISATION}.")
+    if reference is not None:
+        differing = [
+            f"{text.partition(': ')[0]} in {counted(text.count('(published '), 'setting')}"
+            for text in reference.differing
+        ]
+        unlike = f" Not as published: {'; '.join(differing)} (listed in the report)." if differing else ""
+        found.append(f"Grey: {REFERENCE_NOTE}. {REFERENCE_CITATION}.{unlike}")
+    return [*found, f"Not equal between these runs: {unequal(comparison.fairness)}"]
+
+
+def _lines(panels: Sequence[Panel]) -> str:
+    """What thick, thin and dashed lines and bands are."""
+    curves = [curve for panel in panels for curve in panel.curves if curve.band.n.any()]
+    parts = [f"Line: mean over seeds, noisy figures smoothed over {SMOOTH_SHARE:.0%} of the axis"]
+    if any(shows_seeds(curve) for curve in curves):
+        parts.append("thin: each seed")
+    if any(curve.band.n.max() > 1 and not shows_seeds(curve) for curve in curves):
+        parts.append("band: 95 % bootstrap interval of the mean")
+    if any((curve.band.n > 0).sum() > (curve.band.n == curve.band.n.max()).sum() for curve in curves):
+        parts.append("thin and dashed: fewer seeds are left")
+    return f"{'; '.join(parts)}."
+
+
+def unequal(differences: Sequence[Difference], room: int = MAX_UNEQUAL) -> str:
+    """Every aspect with what differs in it, as far as `room` reaches; what is left out is counted."""
+    aspects: dict[str, list[str]] = {}
+    for each in differences:
+        aspects.setdefault(each.aspect, []).append(each.text)
+    if not aspects:
+        return "nothing found."
+    parts = [f"{aspect} ({_in_short(texts)})" for aspect, texts in aspects.items()]
+    kept = list(parts)
+    while len(kept) > 1 and len("; ".join(kept)) > room:
+        kept.pop()
+    more = len(parts) - len(kept)
+    return f"{'; '.join(kept)}{f'; ... and {more} more' if more else ''}. Details in the report."
+
+
+def _in_short(texts: Sequence[str]) -> str:
+    """A short difference whole; of several or long ones the settings' names or how they begin."""
+    if len(texts) == 1 and len(texts[0]) <= 80:
+        return texts[0]
+    heads = list(dict.fromkeys(map(_head, texts)))
+    more = len(heads) - NAMED
+    return ", ".join(heads[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _head(text: str) -> str:
+    named = re.match(r"([\w. ]{1,40}): ", text)
+    return named[1] if named else textwrap.shorten(text, 70, placeholder=" ...")
+
+
+def _legend(figure: Figure, results: Sequence[GroupResult], look: Look) -> None:
+    from matplotlib.lines import Line2D
+
+    sizes = {result.group.label: len(result.group.runs) for result in results}
+    lines = []
+    for label, style in look.styles.items():
+        n = "" if look.seeds or label not in sizes else f" (n={sizes[label]})"
+        lines.append(Line2D([], [], linewidth=2.2, label=textwrap.fill(label + n, 26), **style))
+    place = 1 - (LEGEND - 0.1) / WIDTH
+    figure.legend(handles=lines, loc="center left", bbox_to_anchor=(place, 0.5), frameon=False, fontsize=9.5)

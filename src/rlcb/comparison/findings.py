@@ -1,0 +1,256 @@
+"""What the figures allow to be said: winners only where a test says so, with everything else left open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from rlcb.comparison.analysis import Comparison, GameResult, Pair
+from rlcb.comparison.format import p_text, window_text, with_interval
+from rlcb.comparison.metrics import BY_KEY, CLOCKS
+from rlcb.comparison.statistics import ENOUGH, Estimate, rising
+from rlcb.rl.statistics import WINDOW
+
+SIGNIFICANCE = 0.05
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The best mean of one figure, and whom it is shown to beat."""
+
+    metric: str
+    leader: str
+    margin: float | None
+    """Leader's mean minus the next one's; None for a single group."""
+    runner_up: str | None
+    beaten: tuple[tuple[str, float], ...]
+    """(label, adjusted p) of the groups that the leader is shown to be above."""
+    open: tuple[str, ...]
+    """Groups that cannot be told apart from the leader."""
+    untested: tuple[str, ...]
+    """Groups for which there is no test: one seed on either side, or no spread at all."""
+    tied: tuple[str, ...]
+    """Groups with the very same mean."""
+    missing: tuple[str, ...] = ()
+    """Groups without this figure: nothing can be said of them."""
+
+    @property
+    def won(self) -> bool:
+        """Whether the leader is shown to be above every other group that has the figure."""
+        return bool(self.beaten) and not self.open and not self.untested
+
+
+def verdict(
+    metric: str, means: dict[str, float], pairs: Sequence[Pair], better: int = 1, labels: Sequence[str] = ()
+) -> Verdict | None:
+    """The verdict on one figure; `means` by label, `pairs` of this figure, `labels` of all groups, of those
+    without a mean too. None without any mean."""
+    if not means:
+        return None
+    leader = max(means, key=lambda label: better * means[label])
+    others = sorted((label for label in means if label != leader), key=lambda label: -better * means[label])
+    beaten, still_open, untested = [], [], []
+    for label in others:
+        pair = next((p for p in pairs if {p.ours, p.theirs} == {leader, label}), None)
+        if pair is None or pair.p_adjusted is None:
+            untested.append(label)
+        elif pair.p_adjusted < SIGNIFICANCE:
+            beaten.append((label, pair.p_adjusted))
+        else:
+            still_open.append(label)
+    margin = abs(means[leader] - means[others[0]]) if others else None
+    tied = tuple(label for label in others if means[label] == means[leader])
+    missing = tuple(label for label in labels if label not in means)
+    runner_up = others[0] if others else None
+    groups = (tuple(beaten), tuple(still_open), tuple(untested), tied, missing)
+    return Verdict(metric, leader, margin, runner_up, *groups)
+
+
+def game_verdict(game: GameResult, metric: str) -> Verdict | None:
+    found = {result.group.label: result.estimates.get(metric) for result in game.groups}
+    means = {label: each.mean for label, each in found.items() if each is not None}
+    pairs = [pair for pair in game.pairs if pair.metric == metric]
+    return verdict(metric, means, pairs, BY_KEY[metric].better or 1, list(found))
+
+
+def across_verdict(comparison: Comparison, metric: str) -> Verdict | None:
+    """On the mean over games of normalised scores, which is what the test is of."""
+    if comparison.across is None:
+        return None
+    means = {label: each.mean.mean for label, each in comparison.across.scores[metric].items()}
+    pairs = [pair for pair in comparison.across.pairs if pair.metric == metric]
+    return verdict(metric, means, pairs, labels=comparison.labels)
+
+
+class Finding(NamedTuple):
+    """One thing that came out: where, what may be claimed, and the figures behind it."""
+
+    place: str
+    claim: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.claim}.{f' {self.detail}' if self.detail else ''}"
+
+
+def findings(comparison: Comparison) -> list[Finding]:
+    """What came out: first over games, then each game at equal wall clock and at equal timesteps, then
+    speed."""
+    found = []
+    if comparison.across is not None and len(comparison.across.games) > 1:
+        for clock in reversed(CLOCKS):
+            found += _over_games(comparison, f"return_at_{clock.key}", clock.title)
+    for game in comparison.games:
+        for clock in reversed(CLOCKS):
+            metric, window = f"return_at_{clock.key}", game.windows[clock.key]
+            judged = game_verdict(game, metric)
+            if judged is None or window is None:
+                found.append(Finding(f"{game.game}, {clock.title}", "no return can be compared", ""))
+                continue
+            place = f"{game.game}, {clock.title} ({window_text(clock, window.end)})"
+            estimates = {result.group.label: result.estimates[metric] for result in game.groups}
+            sizes = {result.group.label: len(result.group.runs) for result in game.groups}
+            found.append(finding(place, "return", judged, estimates, sizes))
+    return [*found, *(_speed(game, comparison.baseline) for game in comparison.games)]
+
+
+def headline(comparison: Comparison) -> list[str]:
+    """The findings as sentences."""
+    return [str(each) for each in findings(comparison)]
+
+
+def _over_games(comparison: Comparison, metric: str, title: str) -> list[Finding]:
+    judged = across_verdict(comparison, metric)
+    if judged is None or comparison.across is None:
+        return []
+    estimates = {label: each.mean for label, each in comparison.across.scores[metric].items()}
+    sizes: dict[str, int] = {}
+    for game in comparison.games:
+        for result in game.groups if game.game in comparison.across.games else []:
+            sizes[result.group.label] = sizes.get(result.group.label, 0) + len(result.group.runs)
+    place = f"Over {len(comparison.across.games)} games, {title}"
+    return [finding(place, "normalised score", judged, dict(estimates), sizes)]
+
+
+def finding(
+    place: str,
+    what: str,
+    judged: Verdict,
+    estimates: Mapping[str, Estimate | None],
+    sizes: Mapping[str, int],
+) -> Finding:
+    """A verdict in words, no stronger than its tests. `sizes` has the number of runs of each group, so that
+    those which the figure is missing of are seen."""
+
+    def named(label: str) -> str:
+        return f"{label} ({figure(label)})"
+
+    def figure(label: str) -> str:
+        found = estimates[label]
+        if found is None:
+            return ""
+        n = f"n={found.n}" if found.n == sizes[label] else f"n={found.n} of {sizes[label]}"
+        return f"{with_interval(BY_KEY[judged.metric], found)}, {n}"
+
+    without = _without(judged.missing)
+    if judged.runner_up is None:
+        detail = f"Mean {what} {figure(judged.leader)}{without}."
+        return Finding(place, f"only {judged.leader} can be shown", detail)
+    if judged.tied:
+        equal = _listed([named(label) for label in (judged.leader, *judged.tied)])
+        return Finding(place, "no winner", f"{equal} have the same mean {what}{without}.")
+    among = f" of the {len(judged.beaten) + 1} groups with a figure" if judged.missing else ""
+    claim = f"{judged.leader} is best{among}" if judged.won else f"no clear winner; {judged.leader} is ahead"
+    parts = []
+    if judged.beaten:
+        worst = max(p for _, p in judged.beaten)
+        parts.append(f"higher than {_listed([named(label) for label, _ in judged.beaten])} ({p_text(worst)})")
+    if judged.open:
+        parts.append(f"not distinguishable from {_listed([named(label) for label in judged.open])}")
+    if judged.untested:
+        names = _listed([named(label) for label in judged.untested])
+        parts.append(f"no test against {names}: it takes two seeds each, and some spread")
+    return Finding(place, claim, f"Mean {what} {figure(judged.leader)}; {'; '.join(parts)}{without}.")
+
+
+def _without(labels: Sequence[str]) -> str:
+    return f"; no figure for {_listed(labels)}" if labels else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > 4:
+        return f"{', '.join(names[:3])} and {len(names) - 3} others"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _speed(game: GameResult, baseline: str) -> Finding:
+    """The fastest group against the baseline."""
+    place, metric = f"{game.game}, speed", BY_KEY["speedup"]
+    known = [(result, each) for result in game.groups if (each := result.estimates["speedup"]) is not None]
+    if not known:
+        fastest = game_verdict(game, "average_fps")
+        claim = f"{fastest.leader} was fastest" if fastest else "not recorded"
+        return Finding(place, claim, f"{baseline}, the baseline, has no figure in this game.")
+    absent = [result.group.label for result in game.groups if result.estimates["speedup"] is None]
+    without = _without(absent)
+    result, best = max(known, key=lambda pair: pair[1].mean)
+    label = result.group.label
+    if label == baseline:
+        others = "no group is" if len(game.groups) > 1 else "there is no group"
+        detail = f"No figure for {_listed(absent)}." if absent else ""
+        return Finding(place, f"{others} faster than {baseline}", detail)
+    pairs = [each for each in game.pairs if each.metric == "average_fps"]
+    pair = next(each for each in pairs if {each.ours, each.theirs} == {label, baseline})
+    runs = "one run each" if max(pair.counts) < 2 else f"n={pair.counts[0]} and {pair.counts[1]}"
+    factor = with_interval(metric, best)
+    detail = f"{factor} the timesteps per second of {baseline} ({runs})"
+    if pair.p_adjusted is None:
+        return Finding(place, f"{label} was fastest", f"{detail}; no test is possible{without}.")
+    p = p_text(pair.p_adjusted)
+    if pair.p_adjusted < SIGNIFICANCE:
+        return Finding(place, f"{label} is faster than {baseline}", f"{detail}, {p}{without}.")
+    claim = f"no clear difference; {label} is ahead"
+    return Finding(place, claim, f"{detail}; not distinguishable from equal speed ({p}){without}.")
+
+
+def cautions(comparison: Comparison) -> list[str]:
+    """What a reader must not read into the figures."""
+    found = _early(comparison)
+    smallest = min(len(result.group.runs) for result in comparison.results)
+    if smallest < 2:
+        found.append(
+            "Some groups have one seed: they have no standard deviation and no interval, and a difference "
+            "from them can be chance."
+        )
+    if any(2 <= len(result.group.runs) < ENOUGH for result in comparison.results):
+        found.append(
+            f"With fewer than {ENOUGH} seeds, bootstrap intervals are too narrow; claims here rest on "
+            f"Welch's test, adjusted by Holm's method, at p < {SIGNIFICANCE}."
+        )
+    return found
+
+
+def _early(comparison: Comparison) -> list[str]:
+    """Whether returns are compared where runs had finished fewer episodes than a mean is of."""
+    few = []
+    for game, result in [(each, result) for each in comparison.games for result in each.groups]:
+        windows = game.windows
+        for run in result.group.runs:
+            x, episodes = rising(run.series["timesteps"], run.series["rollout/episodes"])
+            window = windows["timesteps"]
+            if (
+                window is not None
+                and x.size
+                and window.end >= x[0]
+                and np.interp(window.end, x, episodes) < WINDOW
+            ):
+                few.append(run.path.name)
+    if not few:
+        return []
+    return [
+        f"At equal timesteps {_listed(few)} had finished fewer than {WINDOW} episodes: returns are means of "
+        "few episodes, and short ones finish first."
+    ]

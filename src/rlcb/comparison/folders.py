@@ -1,0 +1,179 @@
+"""Finding run folders on disk."""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlcb.comparison.runs import RECORD_FILE, ROWS_FILE, Run, as_number, dig
+from rlcb.errors import UsageError
+from rlcb.study.folder import CONFIGS, LOG_FILE, STUDY_FILE, read_study_file
+from rlcb.study.state import TRAINING_LOG, reason_in
+from rlcb.study.study import build_study
+from rlcb.training.run_folder import CONFIG_FILE
+
+INSIDE_RUN = ("checkpoints", "logs", "evaluation")  # folders of a run that hold no other run
+BESIDE_RUNS = (CONFIGS, "slurm")  # folders of a study that hold none
+NAMED = 3  # paths in a message
+
+
+@dataclass
+class Found:
+    """What lies under the paths of a command line."""
+
+    runs: list[tuple[int, Path]] = field(default_factory=list)
+    """(index of the pattern, folder), each folder once."""
+    left_out: list[tuple[Path, str]] = field(default_factory=list)
+    """(path, reason): folders without a run, and runs that a study should have."""
+    studies: set[Path] = field(default_factory=set)
+    """Resolved folders of the studies that are covered as a whole."""
+
+
+def find_runs(patterns: Sequence[str]) -> Found:
+    """The run folders under paths or globs. Files are passed over: for study/* a shell names them as well.
+
+    Raises UsageError for a pattern that nothing matches, and if there is no run at all.
+    """
+    paths = [(index, path) for index, pattern in enumerate(patterns) for path in _matching(pattern)]
+    places: dict[Path, tuple[int, Path]] = {}
+    studies: dict[Path, Path] = {}
+    empty: list[Path] = []
+    for index, path in paths:
+        runs, roots = _under(path)
+        studies |= {root.resolve(): root for root in roots}
+        if not runs and path.is_dir() and not _is_of_study(path):
+            empty.append(path)
+        for run in runs:
+            places.setdefault(run.resolve(), (index, run))
+    left_out = {path.resolve(): (path, "no run in it") for path in empty}
+    for root in studies.values():
+        left_out |= {path.resolve(): (path, reason) for path, reason in missing_runs(root, places)}
+    if not places:
+        raise UsageError(
+            f"no run in {_some(patterns)}: give the folder of a run, or a folder above several"
+            + (f" ({_some([f'{path}: {reason}' for path, reason in left_out.values()])})" if studies else "")
+        )
+    return Found(list(places.values()), list(left_out.values()), set(studies))
+
+
+def _matching(pattern: str) -> list[Path]:
+    if Path(pattern).exists():
+        return [Path(pattern)]
+    found = sorted(map(Path, glob.glob(pattern, recursive=True)))
+    if not found:
+        raise UsageError(f"no file or folder matches {pattern}")
+    return found
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
+    return ", ".join(texts[:NAMED]) + more
+
+
+def _is_of_study(path: Path) -> bool:
+    """Whether a folder is one that a study has beside its runs."""
+    return path.name in BESIDE_RUNS and (path.parent / STUDY_FILE).exists()
+
+
+def _under(top: Path) -> tuple[list[Path], list[Path]]:
+    """The run folders under a path, and the studies that it covers as a whole: a study.yaml that is named by
+    itself came from study/*."""
+    if not top.is_dir():
+        return [], [top.parent] if top.name == STUDY_FILE else []
+    certain, possible, studies = [], [], []
+    for root, folders, files in os.walk(top):
+        folder = Path(root)
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        if STUDY_FILE in files:
+            studies.append(folder)
+        if RECORD_FILE in files or any(folder.glob(f"logs/*/{ROWS_FILE}")):
+            certain.append(folder)
+        elif CONFIG_FILE in files:
+            possible.append(folder)
+        else:
+            continue
+        folders[:] = [each for each in folders if each not in INSIDE_RUN]
+    # A config.yaml above other runs belongs to all of them; alone it is a run that left nothing else.
+    empty = [folder for folder in possible if not any(folder in each.parents for each in certain)]
+    return sorted([*certain, *empty]), studies
+
+
+def missing_runs(root: Path, found: Collection[Path]) -> list[tuple[Path, str]]:
+    """(folder, reason) of the runs that the study in `root` should have and that left nothing to read.
+
+    `found` are the resolved folders of those that did."""
+    path = root / STUDY_FILE
+    try:
+        study = build_study(read_study_file(path), str(path))
+    except UsageError as error:
+        return [(path, f"which runs are missing is not known: {error}")]
+    folders = [root / cell.name for cell in study.cells]
+    return [(folder, _why_missing(folder)) for folder in folders if folder.resolve() not in found]
+
+
+def _why_missing(folder: Path) -> str:
+    log = folder / TRAINING_LOG
+    if log.exists():
+        return f"it ended before it wrote its configuration: {reason_in(log)}"
+    return "it has not begun"
+
+
+@dataclass
+class Logged:
+    """What the log of a study says of a run."""
+
+    host: str | None = None
+    """The machine that it was on last."""
+    others_percent: float = math.nan
+    """Share of the cores that other programs used before it began; NaN where that was not measured."""
+    completed: bool = False
+    anew: bool = False
+    """Whether it was begun anew after it had been completed."""
+
+    def take(self, row: dict[str, Any]) -> None:
+        """Take in a line about this run, in the order of the log."""
+        event = row.get("event")
+        if event in ("start", "end") and isinstance(row.get("host"), str):
+            self.host = row["host"]
+        if event == "start":
+            self.anew |= self.completed and row.get("resumed") is False
+            share = as_number(dig(row, "load.cpu_percent"))
+            self.others_percent = share if math.isfinite(share) else self.others_percent
+        elif event == "end":
+            self.completed |= row.get("status") == "completed"
+
+
+def read_log(path: Path) -> dict[str, Logged]:
+    """What a study_log.jsonl says, by the name of the run; empty without one. A damaged line says nothing,
+    the others count."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    found: dict[str, Logged] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and isinstance(row.get("run"), str):
+            found.setdefault(row["run"], Logged()).take(row)
+    return found
+
+
+def logged(runs: Iterable[Run]) -> dict[Run, Logged]:
+    """What is logged of each run by the study that it lies in."""
+    logs: dict[Path, dict[str, Logged]] = {}
+    found = {}
+    for run in runs:
+        path = run.path.resolve()
+        if path.parent not in logs:
+            logs[path.parent] = read_log(path.parent / LOG_FILE)
+        found[run] = logs[path.parent].get(path.name, Logged())
+    return found

@@ -1,0 +1,237 @@
+"""Groups of runs: one configuration, one game, several seeds; and what to call them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlcb.comparison.runs import Run
+from rlcb.config.games import procgen_game
+from rlcb.errors import UsageError
+
+ALGORITHMS = ("ppo", "a2c", "a3c", "impala")
+MODES = ("sequential", "parallel", "distributed")
+# Settings that do not make another experiment: the seed, the game (groups of one variant play several) and
+# where files go and which nodes take part.
+APART = (
+    "training.seed",
+    "env.id",
+    "logging.checkpoint_dir",
+    "logging.log_dir",
+    "parallel.buffer_dir",
+    "cluster.master_addr",
+    "cluster.master_port",
+    "cluster.network_interface",
+)
+MAX_NAMED = 3  # settings in a label
+# How a setting reads in a label; others by the last part of their key.
+PHRASES = {
+    "env.num_envs": "{} envs",
+    "env.num_levels": "{} levels",
+    "env.distribution_mode": "{}",
+    "model.architecture": "{} network",
+    "parallel.num_workers": "{} workers",
+    "impala.num_actors": "{} actors",
+    "impala.num_learners": "{} learners",
+    "cluster.num_nodes": "{} nodes",
+    "cluster.num_workers": "{} workers a node",
+    "training.duration_hours": "{} h",
+    "training.total_timesteps": "{} timesteps",
+    "training.learning_rate": "rate {}",
+    "hardware.num_threads": "{} threads",
+    "machine": "{}",
+    "software": "{}",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one variant (algorithm, mode and all settings but the game) in one game."""
+
+    label: str
+    """Of the variant: the same in every game."""
+    env: str
+    runs: tuple[Run, ...]
+
+    @property
+    def game(self) -> str:
+        return game_name(self.env)
+
+    @property
+    def algorithm(self) -> str:
+        return self.runs[0].algorithm
+
+    @property
+    def mode(self) -> str:
+        return self.runs[0].mode
+
+    @property
+    def distribution_mode(self) -> str:
+        """Of a Procgen game; empty for other environments."""
+        mode = self.runs[0].setting("env.distribution_mode")
+        return str(mode or "unknown mode") if procgen_game(self.env) else ""
+
+    @property
+    def name(self) -> str:
+        """Label and game: what the random stream of its intervals is named after."""
+        return f"{self.label} | {self.env}"
+
+
+class Part(NamedTuple):
+    """Groups whose returns can be compared: those of a game, in one distribution mode."""
+
+    key: str
+    """The id of the environment. Of a game that was played in several modes one part has it as it is, easy
+    if there is that; the others have their mode behind it."""
+    name: str
+    """The game; with its mode where it was played in several."""
+    groups: list[Group]
+
+
+def game_name(env: str) -> str:
+    """`coinrun` for Procgen's coinrun, the id of any other environment."""
+    return procgen_game(env) or env
+
+
+def parts_of(groups: Sequence[Group]) -> list[Part]:
+    """The parts in the order of their groups, easy before the other modes of a game."""
+    parts = []
+    for env in dict.fromkeys(group.env for group in groups):
+        same = [group for group in groups if group.env == env]
+        modes = dict.fromkeys(group.distribution_mode for group in same)
+        for index, mode in enumerate(sorted(modes, key=lambda mode: mode != "easy")):
+            members = [group for group in same if group.distribution_mode == mode]
+            name = f"{game_name(env)} {mode}" if len(modes) > 1 else game_name(env)
+            parts.append(Part(f"{env} {mode}" if index else env, name, members))
+    return parts
+
+
+def algorithm_name(algorithm: str) -> str:
+    return algorithm.upper()
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting by its dotted key; lists as their text, so that all values can be compared."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            plain = isinstance(value, (str, int, float, type(None)))
+            yield prefix + key, value if plain else json.dumps(value, sort_keys=True)
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """The settings that make a variant."""
+    kept = {key: value for key, value in flat(run.record["config"]) if key not in APART}
+    return {**kept, "algorithm": run.algorithm, "mode": run.mode}
+
+
+def machine_of(run: Run) -> str:
+    hardware = run.record.get("hardware") or {}
+    return f"{hardware.get('cpu_model', 'unknown CPU')}, {hardware.get('usable_cores', '?')} cores"
+
+
+def software_of(run: Run) -> str:
+    software = run.record.get("software") or {}
+    return f"code {software.get('git_commit')}, torch {software.get('torch')}"
+
+
+def _order(place: int, run: Run) -> tuple[Any, ...]:
+    """As given on the command line; below one folder by algorithm, mode, path."""
+
+    def rank(names: Sequence[str], name: str) -> int:
+        return names.index(name) if name in names else len(names)
+
+    seed = -1 if run.seed is None else run.seed
+    return place, rank(ALGORITHMS, run.algorithm), rank(MODES, run.mode), seed, str(run.path)
+
+
+def group_runs(runs: Sequence[tuple[int, Run]]) -> list[Group]:
+    """Groups in the order of the command line; `runs` are (place on the command line, run).
+
+    Runs with one configuration are one group. Where that would put a seed into a group twice, runs on
+    different machines, then of different software, are told apart, if that is what separates them.
+    """
+    variants: dict[str, list[Run]] = {}
+    for _, run in sorted(runs, key=lambda pair: _order(*pair)):
+        variants.setdefault(json.dumps(sorted(settings_of(run).items()), default=str), []).append(run)
+    parts = [part for same in variants.values() for part in _told_apart(same)]
+    labels = _labels([settings for settings, _ in parts])
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for label, (_, members) in zip(labels, parts):
+        for run in members:
+            groups.setdefault((label, run.env), []).append(run)
+    return [Group(label, env, tuple(members)) for (label, env), members in groups.items()]
+
+
+def _told_apart(runs: list[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
+    settings = settings_of(runs[0])
+    for name, facet in (("machine", machine_of), ("software", software_of)):
+        seeds = [(run.env, run.seed) for run in runs]
+        values = list(dict.fromkeys(map(facet, runs)))
+        if len(set(seeds)) < len(seeds) and len(values) > 1:
+            parts = [(value, [run for run in runs if facet(run) == value]) for value in values]
+            return [
+                ({**found, name: value}, members)
+                for value, part in parts
+                for found, members in _told_apart(part)
+            ]
+    return [(settings, runs)]
+
+
+def _labels(variants: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`PPO sequential`; where several variants are that, also by what differs between them."""
+    bases = [f"{algorithm_name(each['algorithm'])} {each['mode']}" for each in variants]
+    labels: list[str] = []
+    for base, variant in zip(bases, variants):
+        alike = [other for name, other in zip(bases, variants) if name == base]
+        keys = dict.fromkeys([*PHRASES, *(key for each in alike for key in each)])
+        differing = [key for key in keys if len({str(each.get(key)) for each in alike}) > 1]
+        differing = [key for key in differing if not _implied(key, differing, alike)]
+        words = [_phrase(key, variant.get(key)) for key in differing[:MAX_NAMED]]
+        label = ", ".join([base, *words])
+        repeated = sum(each == label or each.startswith(f"{label} #") for each in labels)
+        labels.append(f"{label} #{repeated + 1}" if repeated else label)
+    return labels
+
+
+def _implied(key: str, differing: Sequence[str], variants: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a setting only follows from an earlier one that differs: it then says nothing new."""
+
+    def classes(name: str) -> list[int]:
+        seen = [str(each.get(name)) for each in variants]
+        return [seen.index(value) for value in seen]
+
+    earlier = differing[: differing.index(key)]
+    return any(classes(key) == classes(other) for other in earlier)
+
+
+def _phrase(key: str, value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+    if value is None:
+        return f"no {key.split('.')[-1]}"
+    return PHRASES.get(key, key.split(".")[-1] + " {}").format(text)
+
+
+def find_baseline(groups: Sequence[Group], wanted: str | None) -> str:
+    """The label of the group that others are held against."""
+    labels = list(dict.fromkeys(group.label for group in groups))
+    if wanted is None:
+        return labels[0]
+
+    def plain(text: str) -> str:
+        return " ".join(re.split(r"[\s_,/-]+", text.lower())).strip()
+
+    here = Path(wanted).resolve()
+    found = [group.label for group in groups if any(run.path.resolve() == here for run in group.runs)]
+    for match in (str.__eq__, str.startswith, str.__contains__):
+        found = found or [label for label in labels if match(plain(label), plain(wanted))]
+    found = list(dict.fromkeys(found))
+    if len(found) != 1:
+        problem = "names no group" if not found else "names several groups"
+        raise UsageError(f"--baseline {wanted}: {problem}; there are: {'; '.join(found or labels)}")
+    return found[0]

@@ -1,0 +1,76 @@
+"""How the figures of a comparison were made, in words: every output says it."""
+
+from __future__ import annotations
+
+from rlcb.comparison.analysis import Comparison
+from rlcb.comparison.curves import RAGGED, SMOOTH_SHARE
+from rlcb.comparison.format import window_text
+from rlcb.comparison.metrics import CLOCKS
+from rlcb.comparison.procgen_scores import NORMALISATION, REFERENCE_CITATION, score_range
+from rlcb.comparison.statistics import CONFIDENCE
+from rlcb.rl.statistics import WINDOW
+
+
+def methods(comparison: Comparison) -> list[str]:
+    """One sentence or two for each method."""
+    bootstrap = comparison.options.bootstrap
+    lines = [
+        f"Returns are raw; a curve is the mean of the last {WINDOW} episodes, interpolated linearly between "
+        "updates and never extended beyond a run's end. Means are over the seeds still running; n says how "
+        f"many. At either end of a curve up to {RAGGED:.0%} of the axis is left out of the mean where fewer "
+        "seeds are left than beside it.",
+        "Drawn curves of return, scores, FPS, policy loss and CPU are smoothed: each point is the mean over "
+        f"{SMOOTH_SHARE:.0%} of the axis, near its ends over less. No figure in a table is smoothed, and the "
+        "JSON file has the curves as they are.",
+        "Equal timesteps and equal wall clock answer different questions: "
+        f"{_windows(comparison)}. The shortest completed run sets the point; runs cut short before it are "
+        "left out there. The area under the curve is given as the mean return over that part (trapezoids). "
+        "What grows with the length of a run (timesteps, final and best reward, evaluations) is of completed "
+        "runs, where a group has any.",
+        "± is the sample standard deviation over seeds. Intervals are "
+        f"{CONFIDENCE:.0%} percentile bootstraps ({bootstrap.samples:,} samples, seed "
+        f"{bootstrap.seed}), runs resampled within each group and game.",
+        "Differences are tested by Welch's t-test, two-sided, adjusted by Holm's method over all pairs of a "
+        "figure; over games, the mean of the games' differences with Satterthwaite's degrees of freedom.",
+        _normalisation(comparison),
+    ]
+    if any(result.reached for result in comparison.results):
+        lines.append(
+            f"A threshold is reached at the first update whose mean of {WINDOW} episodes is at or above it; "
+            "means of fewer episodes do not count. The median takes seeds that never got there as later than "
+            "all others, and leaves out those that were cut short before it. Groups are tested where every "
+            "seed that was not cut short got there."
+        )
+    lines.append(
+        f"Speedup is the average FPS over that of {comparison.baseline}; efficiency gain is how many more "
+        "timesteps an hour brings than there, in percent."
+    )
+    if comparison.options.reference:
+        lines.append(f"Published figures: {REFERENCE_CITATION}.")
+    return lines
+
+
+def _windows(comparison: Comparison) -> str:
+    parts = []
+    for game in comparison.games:
+        points = [
+            window_text(clock, window.end)
+            for clock in CLOCKS
+            if (window := game.windows[clock.key]) is not None
+        ]
+        parts.append(f"{game.game} at {' and at '.join(points) or 'no common point'}")
+    return "; ".join(parts)
+
+
+def _normalisation(comparison: Comparison) -> str:
+    """Every range that was used, by game and mode."""
+    ranges = {}
+    for result in comparison.results:
+        mode = result.group.runs[0].setting("env.distribution_mode")
+        limits = score_range(result.group.env, mode)
+        if limits is not None:
+            ranges[f"{result.group.game} {mode}"] = f"{limits[0]:g} to {limits[1]:g}"
+    if not ranges:
+        return "No normalised scores: there are published ranges for Procgen's easy and hard modes only."
+    listed = ", ".join(f"{name} {limits}" for name, limits in ranges.items())
+    return f"Normalised score = (return - min) / (max - min), ranges of {NORMALISATION}: {listed}."

@@ -1,0 +1,233 @@
+"""The filled sheet `BENCHMARK RESULTS - [machine]`: what one posts of a benchmark on one's machine."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rlcb.comparison.analysis import Comparison, GameResult, GroupResult, Pair
+from rlcb.comparison.fairness import by_value, show
+from rlcb.comparison.findings import Verdict, across_verdict, game_verdict, headline
+from rlcb.comparison.format import (
+    MISSING,
+    interval_text,
+    p_text,
+    reached_text,
+    spread_text,
+    value_text,
+    window_text,
+)
+from rlcb.comparison.groups import machine_of
+from rlcb.comparison.methods import methods
+from rlcb.comparison.metrics import BY_KEY, NORMALISED, TESTED, TO_THRESHOLD, Metric
+from rlcb.comparison.runs import Run
+from rlcb.comparison.tables import threshold_name
+from rlcb.comparison.text_report import WIDTH, notices, unfairness
+
+NAME_WIDTH = 44  # of the names on the left
+SETTINGS = (
+    ("Environments in all", "env.num_envs"),
+    ("Levels", "env.num_levels"),
+    ("Distribution mode", "env.distribution_mode"),
+    ("Network", "model.architecture"),
+    ("Rollout steps", "training.n_steps"),
+    ("Minibatch", "training.batch_size"),
+    ("Epochs", "training.n_epochs"),
+    ("Learning rate", "training.learning_rate"),
+    ("Duration (h)", "training.duration_hours"),
+    ("Timesteps", "training.total_timesteps"),
+    ("Workers", "parallel.num_workers"),
+    ("Actors", "impala.num_actors"),
+)
+RUN_FIGURES = (
+    "duration_hours",
+    "timesteps",
+    "updates",
+    "average_fps",
+    "final_fps",
+    "timesteps_per_hour",
+    "initial_reward",
+    "final_reward",
+    "best_reward",
+    "timesteps_to_threshold",
+    "hours_to_threshold",
+    "train_return",
+    "test_return",
+    "full_return",
+    "generalisation_gap",
+    "peak_memory_gb",
+    "average_cpu_percent",
+    "others_cpu_percent",
+)
+MARGINS = (
+    "A margin is the difference of two means, with the 95 % interval of Welch's test of these two groups "
+    "alone; who wins is decided by p, which is adjusted for all groups."
+)
+
+
+def sheet(comparison: Comparison) -> str:
+    """The whole sheet, 80 columns."""
+    runs = [run for result in comparison.results for run in result.group.runs]
+    machines = list(dict.fromkeys(map(machine_of, runs)))
+    name = machines[0] if len(machines) == 1 else f"{len(machines)} machines"
+    lines = ["=" * WIDTH, f"BENCHMARK RESULTS - [{name}]", "=" * WIDTH]
+    lines += ["", *_section("MACHINE", _machine(runs))]
+    lines += ["", *_section("SETTINGS", _settings(comparison))]
+    for game in comparison.games:
+        lines += ["", *_section(f"RUNS: {game.game}", _runs(game))]
+        lines += ["", *_section(f"WINNERS: {game.game}", _winners(game))]
+    if comparison.across is not None and len(comparison.across.games) > 1:
+        title = f"WINNERS OVER {len(comparison.across.games)} GAMES: mean of normalised scores"
+        lines += ["", *_section(title, _winners_over_games(comparison))]
+    lines += ["", *_section("NOT EQUAL BETWEEN THESE RUNS", _points(unfairness(comparison)))]
+    lines += ["", *_section("CONCLUSION", _points([*headline(comparison), *notices(comparison)]))]
+    lines += ["", *_section("HOW THE FIGURES WERE MADE", _points([*methods(comparison), MARGINS]))]
+    return "\n".join(lines)
+
+
+def _section(title: str, lines: Iterator[str]) -> list[str]:
+    return [title, "-" * len(title), *lines]
+
+
+def _points(items: list[str]) -> Iterator[str]:
+    for item in items:
+        yield from textwrap.wrap(
+            item, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+        )
+
+
+def _field(name: str, value: str, indent: int = 0) -> Iterator[str]:
+    head = f"{' ' * indent}{name}: ".ljust(NAME_WIDTH)
+    below = " " * NAME_WIDTH
+    yield from textwrap.wrap(
+        value or MISSING, WIDTH, initial_indent=head, subsequent_indent=below, break_on_hyphens=False
+    )
+
+
+def _values(runs: list[Run], section: str, key: str) -> str:
+    found = dict.fromkeys(show((run.record.get(section) or {}).get(key)) for run in runs)
+    return " / ".join(found)
+
+
+def _machine(runs: list[Run]) -> Iterator[str]:
+    hardware = {
+        "CPU": "cpu_model",
+        "Physical cores": "physical_cores",
+        "Usable cores": "usable_cores",
+        "Memory (GB)": "ram_gb",
+        "System": "platform",
+        "Load at the end of runs": "load_average",
+    }
+    for name, key in hardware.items():
+        yield from _field(name, _values(runs, "hardware", key))
+    for name in ("python", "torch", "numpy", "procgen", "git_commit"):
+        yield from _field(
+            {"git_commit": "Code"}.get(name, name.capitalize()), _values(runs, "software", name)
+        )
+
+
+def _settings(comparison: Comparison) -> Iterator[str]:
+    groups = [result.group for result in comparison.results]
+    yield from _field("Games", ", ".join(game.game for game in comparison.games))
+    yield from _field("Baseline", comparison.baseline)
+    for name, key in SETTINGS:
+        values = by_value(groups, lambda run, key=key: run.setting(key))  # type: ignore[misc]
+        if set(values) == {"none"}:
+            continue
+        texts = [value if len(values) == 1 else f"{value} ({', '.join(at)})" for value, at in values.items()]
+        yield from _field(name, "; ".join(texts))
+
+
+def _runs(game: GameResult) -> Iterator[str]:
+    for result in game.groups:
+        runs = result.group.runs
+        seeds = ", ".join(f"{run.seed}" if run.completed else f"{run.seed} ({run.status})" for run in runs)
+        yield f"{result.group.label}  (n={len(runs)}, seeds {seeds})"
+        for key in RUN_FIGURES:
+            name, mean, each = _way_to(result, key) if key in TO_THRESHOLD else _figure(result, key)
+            if mean:
+                yield from _field(name, each if len(runs) == 1 else f"{mean}; runs: {each}", indent=2)
+
+
+def _figure(result: GroupResult, key: str) -> tuple[str, str, str]:
+    """Name, mean and the figures of the runs; no mean where there is none."""
+    metric, found = BY_KEY[key], result.estimates[key]
+    if found is None:
+        return "", "", ""
+    each = ", ".join(value_text(metric, float(value)) for value in result.values[key])
+    n = f"(n={found.n})" if found.n != len(result.group.runs) else ""
+    parts = [spread_text(metric, found), n, interval_text(metric, found) if metric.better else ""]
+    name = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
+    return name, " ".join(filter(None, parts)), each
+
+
+def _way_to(result: GroupResult, key: str) -> tuple[str, str, str]:
+    """The same of the way to a threshold: the median, and where each run got there."""
+    clock = TO_THRESHOLD[key]
+    found = result.reached.get(clock.key)
+    if found is None:
+        return "", "", ""
+    each = [
+        window_text(clock, v / clock.scale) if math.isfinite(v) else MISSING
+        for v in result.values[key].tolist()
+    ]
+    return threshold_name(BY_KEY[key], found), reached_text(clock, found), ", ".join(each)
+
+
+def _winners(game: GameResult) -> Iterator[str]:
+    """For each figure that is tested who is ahead, by how much, and whether the test bears it out."""
+    for key in TESTED:
+        judged = game_verdict(game, key)
+        if judged is None or len(game.groups) < 2:
+            continue
+        pairs = [pair for pair in game.pairs if pair.metric == key]
+        yield from _field(BY_KEY[key].title, winner_text(judged, pairs, BY_KEY[key]))
+
+
+def _winners_over_games(comparison: Comparison) -> Iterator[str]:
+    assert comparison.across is not None
+    for key in NORMALISED:
+        judged = across_verdict(comparison, key)
+        if judged is None or len(comparison.labels) < 2:
+            continue
+        pairs = [pair for pair in comparison.across.pairs if pair.metric == key]
+        metric = BY_KEY[key]._replace(unit="", digits=3)
+        yield from _field(metric.title, winner_text(judged, pairs, metric))
+
+
+def winner_text(judged: Verdict, pairs: Sequence[Pair], metric: Metric) -> str:
+    """The verdict on a figure, with the margin; `pairs` are of this figure."""
+    lacking = "did not get there with every seed" if metric.key in TO_THRESHOLD else "no figure"
+    others = f"; {lacking}: {', '.join(judged.missing)}" if judged.missing else ""
+    if judged.runner_up is None:
+        return f"no winner: {judged.leader} stands alone{others}"
+    if judged.tied:
+        return f"no winner: {', '.join([judged.leader, *judged.tied])} are equal{others}"
+    margin = [value_text(metric, judged.margin), margin_interval(judged, pairs, metric), metric.unit]
+    ahead = f"ahead of {judged.runner_up} by {' '.join(filter(None, margin))}"
+    if judged.won:
+        against = "the others" if judged.missing else "every other group"
+        return (
+            f"{judged.leader}, {ahead} ({p_text(max(p for _, p in judged.beaten))} against {against}){others}"
+        )
+    doubt = []
+    if judged.open:
+        doubt.append(f"not distinguishable from {', '.join(judged.open)}")
+    if judged.untested:
+        doubt.append(
+            f"no test against {', '.join(judged.untested)} (it takes two seeds each, and some spread)"
+        )
+    return f"no winner shown: {judged.leader} is {ahead}, but {'; '.join(doubt)}{others}"
+
+
+def margin_interval(judged: Verdict, pairs: Sequence[Pair], metric: Metric) -> str:
+    """Welch's 95 % interval of what the leader is better by than the next group; empty without a test."""
+    both = {judged.leader, judged.runner_up}
+    test = next((pair for pair in pairs if {pair.ours, pair.theirs} == both and pair.welch is not None), None)
+    if test is None or test.welch is None:
+        return ""
+    ends = [test.welch.low, test.welch.high]
+    if (test.ours == judged.leader) != (metric.better > 0):  # then the test has it the other way round
+        ends = [-end for end in reversed(ends)]
+    return f"[{value_text(metric, ends[0])}, {value_text(metric, ends[1])}]"

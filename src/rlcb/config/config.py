@@ -1,0 +1,313 @@
+"""The configuration of a run: typed, validated, frozen.
+
+Nothing is ignored: an unknown key, a value of the wrong type or an impossible combination is an error that
+names the key, the value and the rule. config/settings.py describes each setting;
+config/yaml_file.py reads and writes configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from rlcb.config.games import procgen_game
+from rlcb.config.settings import (
+    ClusterConfig,
+    EnvConfig,
+    HardwareConfig,
+    ImpalaConfig,
+    LoggingConfig,
+    ModelConfig,
+    ParallelConfig,
+    Section,
+    TrainingConfig,
+)
+from rlcb.cpu import usable_cores, usable_memory
+
+Algorithm = Literal["ppo", "a2c", "a3c", "impala"]
+Mode = Literal["sequential", "parallel", "distributed"]
+
+MAX_GROUP_SIZE = 8
+# Learn once from what they did, by the parameters that acted: passes for acting can be those for learning.
+LEARN_AS_THEY_ACTED = ("a2c", "a3c")
+
+
+class Config(Section):
+    """Everything that a run depends on. `Config.model_dump()` written as YAML reproduces it."""
+
+    algorithm: Algorithm = "ppo"
+    mode: Mode = "sequential"
+    env: EnvConfig = Field(default_factory=lambda: EnvConfig.model_validate({}))
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    impala: ImpalaConfig = ImpalaConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    hardware: HardwareConfig = HardwareConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @property
+    def has_actors(self) -> bool:
+        """Whether other processes step the environments than learn."""
+        return self.algorithm == "impala" and self.mode != "sequential"
+
+    @property
+    def timesteps_per_update(self) -> int:
+        """Steps that one update learns from: of all environments, in A3C of those of one worker, in IMPALA of
+        a batch of unrolls."""
+        if self.has_actors and self.training.batch_size is not None:
+            return self.training.batch_size
+        num_envs = self.envs_per_process if self.algorithm == "a3c" else self.env.num_envs
+        return self.training.n_steps * num_envs
+
+    @property
+    def timesteps_per_unroll(self) -> int:
+        """Steps that one process brings at a time."""
+        return self.training.n_steps * self.envs_per_process
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that step environments, on all nodes: workers, or IMPALA's actors."""
+        workers = self.cluster.num_workers if self.mode == "distributed" else self.parallel.num_workers
+        return self.num_nodes * ((self.impala.num_actors if self.has_actors else workers) or 1)
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines that learn together."""
+        return self.cluster.num_nodes or 1
+
+    @property
+    def envs_per_node(self) -> int:
+        return self.env.num_envs // self.num_nodes
+
+    @property
+    def num_learners(self) -> int:
+        """Processes that learn: workers that step environments as well, or IMPALA's learners."""
+        return self.num_nodes * (self.impala.num_learners or 1) if self.has_actors else self.num_processes
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes in all, the one that starts them not counted: IMPALA's learners come before its
+        actors."""
+        return self.num_learners + (self.num_processes if self.has_actors else 0)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.num_ranks // self.num_nodes
+
+    @property
+    def learners_per_node(self) -> int:
+        return self.num_learners // self.num_nodes
+
+    @property
+    def actors_per_node(self) -> int:
+        return self.num_processes // self.num_nodes
+
+    @property
+    def num_busy_processes(self) -> int:
+        """Processes of a node that want a core each. Actors and learners take turns by waiting for each
+        other."""
+        return max(self.num_learners, self.num_processes) // self.num_nodes
+
+    def rank_of(self, node_rank: int, local_rank: int) -> int:
+        """The number of a node's process among those of all nodes."""
+        learners = self.learners_per_node
+        if local_rank < learners:
+            return node_rank * learners + local_rank
+        return self.num_learners + node_rank * self.actors_per_node + local_rank - learners
+
+    def process_name(self, rank: int) -> str:
+        """What a process is called where people read it; `rank` counts those of all nodes."""
+        if not self.has_actors:
+            return f"worker {rank}"
+        return f"learner {rank}" if rank < self.num_learners else f"actor {rank - self.num_learners}"
+
+    @property
+    def envs_per_process(self) -> int:
+        return self.env.num_envs // self.num_processes
+
+    @property
+    def group_size(self) -> int:
+        """Environments per native batch, resolved."""
+        if self.env.group_size is not None:
+            return self.env.group_size
+        return largest_divisor(self.envs_per_process, MAX_GROUP_SIZE) if procgen_game(self.env.id) else 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_workers(cls, data: Any) -> Any:
+        """Write the number of workers out, so that config.yaml says it."""
+        parallel = data.get("parallel", {}) if isinstance(data, Mapping) else None
+        if not isinstance(parallel, Mapping) or parallel.get("num_workers") is not None:
+            return data
+        mode = data.get("mode")
+        if mode == "distributed" or (mode == "parallel" and data.get("algorithm") == "impala"):
+            return data
+        workers = _workers_for(data.get("env")) if mode == "parallel" else 1
+        return {**data, "parallel": {**parallel, "num_workers": workers}}
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        self._check_algorithm()
+        self._check_impala()
+        self._check_cluster()
+        self._check_processes()
+        training, size = self.training, self.timesteps_per_update
+        if training.batch_size is not None and training.batch_size > size:
+            raise ValueError(
+                f"training.batch_size = {training.batch_size} must be at most the rollout, "
+                f"n_steps x num_envs = {training.n_steps} x {self.env.num_envs} = {size}"
+            )
+        return self
+
+    def _check_processes(self) -> None:
+        processes, num_envs = self.num_processes, self.env.num_envs
+        key = "impala.num_actors" if self.has_actors else "parallel.num_workers"
+        if self.mode == "distributed":
+            key = f"cluster.num_nodes x {key if self.has_actors else 'cluster.num_workers'}"
+        if self.mode == "sequential" and processes != 1:
+            raise ValueError(f"{key} = {processes}: a sequential run has one process")
+        if num_envs % processes:
+            raise ValueError(f"env.num_envs = {num_envs} must be a multiple of {key} = {processes}")
+        if self.env.group_size is not None and self.envs_per_process % self.env.group_size:
+            raise ValueError(
+                f"env.group_size = {self.env.group_size} must divide the environments of a process, "
+                f"{num_envs} / {processes} = {self.envs_per_process}"
+            )
+
+    def _check_cluster(self) -> None:
+        if self.mode != "distributed":
+            for key, value in self.cluster.model_dump(exclude_defaults=True).items():
+                raise ValueError(f"cluster.{key} = {value}: only the distributed mode has this setting")
+        elif self.parallel.num_workers is not None:
+            raise ValueError(
+                f"parallel.num_workers = {self.parallel.num_workers}: the distributed mode has "
+                "cluster.num_workers, for each node, instead"
+            )
+        elif self.parallel.timeout_seconds != ParallelConfig().timeout_seconds:
+            raise ValueError(
+                f"parallel.timeout_seconds = {self.parallel.timeout_seconds:g}: the distributed mode has "
+                "cluster.timeout_seconds instead"
+            )
+        elif self.algorithm == "a3c":
+            raise ValueError("A3C shares its parameters in the memory of one machine: use mode parallel")
+
+    def _check_algorithm(self) -> None:
+        if self.hardware.keep_acting_passes and self.algorithm not in LEARN_AS_THEY_ACTED:
+            raise ValueError("hardware.keep_acting_passes = true: only A2C and A3C learn as they acted")
+        if self.algorithm == "ppo":
+            return
+        name, training = self.algorithm.upper(), self.training
+        if training.n_epochs != 1:
+            raise ValueError(
+                f"training.n_epochs = {training.n_epochs}: {name} uses a rollout once, so it must be 1"
+            )
+        if not self.has_actors and training.batch_size not in (None, self.timesteps_per_update):
+            raise ValueError(
+                f"training.batch_size = {training.batch_size}: {name} learns from the whole rollout at once; "
+                f"leave it null or {self.timesteps_per_update}"
+            )
+        for key in PPO_SETTINGS:
+            value = getattr(training, key)
+            if value != TrainingConfig.model_fields[key].default:
+                raise ValueError(f"training.{key} = {value}: only PPO has this setting, not {name}")
+        if self.algorithm == "a3c" and self.mode == "sequential":
+            raise ValueError("A3C is asynchronous: one sequential A3C worker is A2C, so use A2C")
+        check_every = self.parallel.check_every
+        if self.algorithm == "a3c" and check_every != ParallelConfig().check_every:
+            raise ValueError(
+                f"parallel.check_every = {check_every}: A3C's workers never hold the same parameters, so "
+                "nothing is checked; leave it out"
+            )
+
+    def _check_impala(self) -> None:
+        if self.algorithm != "impala":
+            changed = self.impala.model_dump(exclude_defaults=True)
+            for key, value in changed.items():
+                raise ValueError(f"impala.{key} = {value}: only IMPALA has this setting")
+            return
+        if self.training.normalize_advantages:
+            raise ValueError(
+                "training.normalize_advantages = true: IMPALA uses its advantages as they are; "
+                "set it to false"
+            )
+        if not self.has_actors:
+            for key in ACTOR_SETTINGS:
+                value, default = getattr(self.impala, key), ImpalaConfig.model_fields[key].default
+                one = default is None and value == 1  # of a number of processes, which is true of it
+                if value != default and not one:
+                    raise ValueError(f"impala.{key} = {value}: a sequential run has no actors")
+            return
+        for section, workers in (
+            ("parallel", self.parallel.num_workers),
+            ("cluster", self.cluster.num_workers),
+        ):
+            if workers is not None:
+                raise ValueError(
+                    f"{section}.num_workers = {workers}: IMPALA has impala.num_actors and "
+                    "impala.num_learners instead"
+                )
+        size, unrolls = self.training.batch_size, self.timesteps_per_unroll * self.num_nodes
+        if size is not None and self.impala.num_actors is not None and size % unrolls:
+            each = "" if self.num_nodes == 1 else f" of each of {self.num_nodes} nodes"
+            raise ValueError(
+                f"training.batch_size = {size} must be a multiple of an unroll{each}, "
+                f"n_steps x environments of an actor{' x nodes' if each else ''} = {unrolls}"
+            )
+
+
+# Settings that mean something to PPO alone.
+PPO_SETTINGS = ("clip_range", "clip_value_loss", "target_kl")
+# Settings of IMPALA that mean something only where other processes act than learn.
+ACTOR_SETTINGS = (
+    "num_actors",
+    "num_learners",
+    "max_policy_lag",
+    "max_actor_restarts",
+    "actor_nice",
+    "check_unwritten",
+)
+
+
+def _workers_for(env: Any) -> int:
+    """As many workers as share the environments evenly, one per usable core at the most."""
+    environments = env.get("num_envs") if isinstance(env, Mapping) else None
+    if environments is None:
+        environments = EnvConfig().num_envs
+    if not isinstance(environments, int) or environments < 1:
+        return usable_cores()  # which is refused elsewhere
+    return largest_divisor(environments, usable_cores())
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit`."""
+    return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)
+
+
+def flat_settings(config: Config) -> dict[str, Any]:
+    """Every setting by its dotted key."""
+
+    def walk(data: dict[str, Any], prefix: str) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for key, value in data.items():
+            flat.update(
+                walk(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+            )
+        return flat
+
+    return walk(config.model_dump(), "")
+
+
+PASSES_SHARE = 0.25  # of the memory: what kept passes may take where nothing is said
+
+
+def keeps_acting_passes(config: Config, sample_bytes: int) -> bool:
+    """Whether they are kept, if what is kept of a sample takes so many bytes; 0 where there is nothing."""
+    if config.algorithm not in LEARN_AS_THEY_ACTED or not sample_bytes:
+        return False
+    if config.hardware.keep_acting_passes is not None:
+        return config.hardware.keep_acting_passes
+    samples = config.training.n_steps * config.envs_per_node
+    return samples * sample_bytes <= PASSES_SHARE * usable_memory()

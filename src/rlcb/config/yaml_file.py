@@ -1,0 +1,157 @@
+"""Configurations as YAML text: reading, changing single settings, validating, writing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from rlcb.config.config import Config
+from rlcb.errors import UsageError
+
+# Old files name these settings under `training`; each has one home.
+ALIASES = {
+    "training.num_envs": "env.num_envs",
+    "training.device": "hardware.device",
+    "training.num_threads": "hardware.num_threads",
+    "hardware.num_envs": "env.num_envs",
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with YAML 1.2's floats (`1e-4` is a number) and without silently repeated keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue  # `<<`: what it brings may be overridden
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                continue  # refused below
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} appears twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.\d[\d_]*|\d[\d_]*(\.[\d_]*)?)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Parse YAML text. Raises UsageError that names `source` and the line."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        raise UsageError(
+            f"{source}{where}: not valid YAML: {getattr(error, 'problem', None) or error}"
+        ) from None
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Read a configuration file into plain sections, every setting in its one home.
+
+    Raises UsageError if the file is missing, is not YAML, or gives a setting twice with different values.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read config {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot read config {path}: not a text file") from None
+    data = parse_yaml(text, str(path))
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise UsageError(
+            f"{path}: expected sections (env, model, training, ...), found {type(data).__name__}"
+        )
+    _move_aliases(data, str(path))
+    return data
+
+
+def _move_aliases(data: dict[str, Any], source: str) -> None:
+    for alias, home in ALIASES.items():
+        section, key = alias.split(".")
+        if not isinstance(data.get(section), dict) or key not in data[section]:
+            continue
+        value = data[section].pop(key)
+        home_section, home_key = home.split(".")
+        if data.get(home_section) is None:
+            data[home_section] = {}
+        target = data[home_section]
+        if not isinstance(target, dict):
+            continue  # validation names the malformed section
+        if home_key in target and target[home_key] != value:
+            raise UsageError(
+                f"{source}: {alias} = {value!r} contradicts {home} = {target[home_key]!r}; keep one of them"
+            )
+        target[home_key] = value
+
+
+def set_value(data: dict[str, Any], dotted_key: str, value: Any, source: str) -> None:
+    """Set `section.key` (or `section.sub.key`) in plain sections."""
+    *sections, key = ALIASES.get(dotted_key, dotted_key).split(".")
+    if not sections or not all([*sections, key]):
+        raise UsageError(f"{source}: expected section.key=value, for example training.gamma=0.99")
+    for section in sections:
+        if data.get(section) is None:
+            data[section] = {}
+        data = data[section]
+        if not isinstance(data, dict):
+            raise UsageError(f"{source}: {section} is not a section")
+    data[key] = value
+
+
+def build_config(data: Mapping[str, Any], source: str) -> Config:
+    """Validate plain sections. Raises UsageError with one line that names every offending key, value and
+    rule."""
+    sections = {
+        key: {} if value is None and key in Config.model_fields else value for key, value in data.items()
+    }
+    try:
+        return Config.model_validate(sections)
+    except ValidationError as error:
+        raise UsageError(f"{source}: {describe_validation_error(error)}") from None
+
+
+def describe_validation_error(error: ValidationError) -> str:
+    """All problems of a pydantic error on one line: `section.key = value: rule; ...`."""
+    problems = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        rule = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            problems.append(f"{key} = {item['input']!r}: unknown key{_known_keys(item['loc'])}")
+        elif item["type"] == "value_error":
+            problems.append(f"{key}: {rule}" if key and key not in rule else rule)
+        else:
+            problems.append(f"{key} = {item['input']!r}: {rule[0].lower()}{rule[1:]}")
+    return "; ".join(problems)
+
+
+def _known_keys(location: Sequence[int | str]) -> str:
+    section: Any = Config
+    for part in location[:-1]:
+        field = section.model_fields.get(str(part))
+        section = field.annotation if field is not None else None
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return ""
+    return f" (known: {', '.join(section.model_fields)})"
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML; `read_config_file` and `build_config` give the same object back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)

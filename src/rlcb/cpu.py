@@ -1,0 +1,256 @@
+"""What the processor offers and how a process should use it. Imports nothing heavy: it must run before torch
+does."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import math
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+SPIN_COUNT = "20000"  # some 50 us; with less, threads sleep and wake at every layer of a small network
+
+# glibc's mallopt parameters (malloc.h)
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+
+
+def allowed_cpus() -> set[int]:
+    """Numbers of the logical CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def _cgroup_limits(
+    controller: str, names: tuple[str, ...], v1_names: tuple[str, ...], root: Path, own: Path
+) -> list[list[int]]:
+    """What the control groups of this process and those above them set: the numbers in the files `names` of
+    a group, `v1_names` of the controller in version 1. Groups without a limit are left out."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    limits = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, files = root, names
+        elif controller in controllers.split(","):
+            base, files = root / controller, v1_names
+        else:
+            continue
+        group = base / path.lstrip("/")
+        for folder in [group, *group.parents]:
+            try:
+                values = " ".join((folder / name).read_text().strip() for name in files).split()
+                if values[0] not in ("max", "-1"):
+                    limits.append([int(value) for value in values])
+            except (OSError, ValueError, IndexError):
+                pass  # a level of the hierarchy that sets no limit
+            if folder == base:
+                break
+    return limits
+
+
+def _cgroup_cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float | None:
+    """CPUs that the control group of this process may use; None if unlimited."""
+    v1_names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    quotas = [limit[0] / limit[1] for limit in _cgroup_limits("cpu", ("cpu.max",), v1_names, root, own)]
+    return min(quotas, default=None)
+
+
+def usable_memory(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
+    """Bytes of memory that this process and its like may use together: the machine's, or what its control
+    group allows."""
+    import psutil
+
+    limits = _cgroup_limits("memory", ("memory.max",), ("memory.limit_in_bytes",), root, own)
+    return min([int(psutil.virtual_memory().total), *(limit[0] for limit in limits)])
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use: affinity, hyper-threads and cgroup quota count. At least
+    1."""
+    cpus = allowed_cpus()
+    cores = set()
+    for cpu in cpus:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:
+            cores.add(str(cpu))
+    count = len(cores)
+    if not Path("/sys/devices/system/cpu").exists():
+        import psutil
+
+        count = min(count, psutil.cpu_count(logical=False) or count)
+    quota = _cgroup_cpu_quota()
+    return max(1, min(count, math.ceil(quota)) if quota is not None else count)
+
+
+def choose_threads(requested: int | None, default: int | None = None) -> int:
+    """Threads for one process: `requested`, else a valid OMP_NUM_THREADS, else `default` or every usable
+    core."""
+    if requested is not None:
+        return requested
+    explicit = os.environ.get("OMP_NUM_THREADS", "")
+    return int(explicit) if explicit.isdigit() and int(explicit) > 0 else default or usable_cores()
+
+
+def set_thread_environment(num_threads: int) -> None:
+    """Tell OpenMP, MKL and OpenBLAS their number of threads; has full effect only before torch loads.
+
+    Threads that wait for each other spin for a moment only, unless the environment says otherwise. By default
+    GNU's OpenMP spins so long that beside another busy process, which takes one of the cores from time to
+    time, an update takes 5 to 10 times as long.
+    """
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = str(num_threads)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+
+
+def set_torch_threads(num_threads: int) -> None:
+    """Give torch `num_threads` for the operators of one process."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+
+
+def tune_allocator() -> bool:
+    """Have glibc keep and reuse freed pages instead of giving them back to the system after every layer.
+
+    Activations of some megabytes are allocated and freed thousands of times an update; returned pages are
+    zeroed by the kernel each time, which costs a third of an update with the IMPALA network. Returns whether
+    it took effect; on other C libraries it does nothing.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 * 2**20), (_M_ARENA_MAX, 1))
+    accepted = [mallopt(parameter, value) == 1 for parameter, value in settings]
+    return all(accepted)
+
+
+def calm_threads(name: str) -> int:
+    """Have threads of this process that are called `name` await their turn when something wakes them, instead
+    of taking the core from the thread that runs on it; returns how many there are.
+
+    Their share of the processor stays as it was (Linux's SCHED_BATCH). On other systems, and where the system
+    refuses, nothing changes.
+    """
+    found = 0
+    for thread in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or this is not allowed
+            if (thread / "comm").read_text().strip() == name:
+                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
+                found += 1
+    return found
+
+
+def suggested_microbatch(sample_bytes: int) -> int:
+    """Samples to push through the network at once, for activations of `sample_bytes` each.
+
+    The working set of a layer (its input, output and gradients), not of the network, has to stay near the
+    cores. Powers of two from 32 to 256: beyond that nothing was gained.
+    """
+    target = 16 * 2**20
+    exponent = math.floor(math.log2(max(1, target // max(1, sample_bytes))))
+    return int(min(256, max(32, 2**exponent)))
+
+
+@functools.cache
+def cpu_model() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+@functools.cache
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 numbers by instructions of its own."""
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(cpu_flags())
+
+
+def describe_machine() -> dict[str, Any]:
+    """CPU model, cores (physical, usable by this process, logical) and memory in GB, as plain values."""
+    import psutil
+
+    return {
+        "cpu_model": cpu_model(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "logical_cpus": psutil.cpu_count(logical=True),
+        "usable_cores": usable_cores(),
+        "ram_gb": round(psutil.virtual_memory().total / 2**30, 2),
+        "platform": platform.platform(),
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }
+
+
+CPUINFO = Path("/proc/cpuinfo")
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
+IDENTITY = ("cpu family", "model", "stepping")
+ARM_IDENTITY = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision")
+
+
+def _first_values(cpuinfo: Path) -> dict[str, str]:
+    """What the system says of the first core; {} where it says nothing."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return {}  # not Linux
+    found: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(name.strip(), value.strip())
+    return found
+
+
+def cpu_flags(cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
+    """Those of the processor's abilities that matter here, as the system names them; () where it does not."""
+    values = _first_values(cpuinfo)
+    named = set((values.get("flags") or values.get("Features") or "").split())
+    return tuple(flag for flag in CPU_FLAGS if flag in named)
+
+
+def cpu_identity(cpuinfo: Path = CPUINFO) -> str:
+    """`cpu family 25, model 17, stepping 1`, or what ARM has instead; nothing where the system does not
+    say."""
+    values = _first_values(cpuinfo)
+    return ", ".join(f"{name} {values[name]}" for name in (*IDENTITY, *ARM_IDENTITY) if name in values)
+
+
+def prepare_process(
+    num_threads: int | None, allocator: bool = True, default_threads: int | None = None
+) -> int:
+    """Set this process's threads and allocator. Returns the number of threads.
+
+    Call it before torch is imported: OpenMP reads its environment variables only then.
+    """
+    chosen = choose_threads(num_threads, default_threads)
+    set_thread_environment(chosen)
+    if allocator:
+        tune_allocator()
+    return chosen

@@ -1,0 +1,184 @@
+"""Procgen's batched C++ environments as one gymnasium.vector.VectorEnv."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+
+from rlcb.config.games import MAX_LEVEL
+from rlcb.config.settings import EnvConfig
+from rlcb.seeding import environment_seeds
+
+with contextlib.redirect_stderr(
+    io.StringIO()
+):  # gym's notice that it is unmaintained, printed on every import
+    from procgen import ProcgenGym3Env
+
+NUM_ACTIONS = 15
+IMAGE_SHAPE = (64, 64, 3)
+RESET_ACTION = -1  # Procgen's own: act as if no key were pressed, then end the episode
+
+
+def load_pictures() -> None:
+    """Have Procgen decode its pictures, which it does once, before it makes its first environment.
+
+    Forks of this process share them. No native threads are made: in a fork they would be missing.
+    """
+    ProcgenGym3Env(num=1, env_name="coinrun", num_threads=0).close()
+
+
+def level_options(config: EnvConfig) -> dict[str, int]:
+    """Procgen's num_levels and start_level. Procgen forgets start_level when num_levels is 0, so it is
+    spelled out."""
+    if config.distribution_mode == "exploration":
+        return {}
+    if config.num_levels == 0 and config.start_level > 0:
+        return {"num_levels": MAX_LEVEL - config.start_level, "start_level": config.start_level}
+    return {"num_levels": config.num_levels or 0, "start_level": config.start_level}
+
+
+class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[Any]]):
+    """Groups of environments, each stepped natively in one call; same-step autoreset.
+
+    Observations are uint8 (N, 64, 64, 3), rewards float32 (N,). Procgen reports a time-out as a termination
+    and never shows the last frame of an episode. With `num_threads` above 0 each group has that many native
+    threads and all groups step at once; with 0 they step one after another in the calling thread.
+    `max_episode_steps` ends an episode as truncated (without its final frame, so for evaluation, not for
+    training).
+    """
+
+    def __init__(
+        self,
+        game: str,
+        config: EnvConfig,
+        group_seeds: Sequence[int],
+        group_size: int,
+        num_threads: int = 0,
+        render: bool = False,
+        max_episode_steps: int | None = None,
+    ) -> None:
+        self.metadata = {
+            "autoreset_mode": AutoresetMode.SAME_STEP,
+            "render_modes": ["rgb_array"],
+            "render_fps": 15,
+        }
+        self.group_size = group_size
+        self.num_envs = group_size * len(group_seeds)
+        self.max_episode_steps = max_episode_steps
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, IMAGE_SHAPE, np.uint8)
+        self.single_action_space = gymnasium.spaces.Discrete(NUM_ACTIONS)
+        self.observation_space = gymnasium.vector.utils.batch_space(
+            self.single_observation_space, self.num_envs
+        )
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
+        self.render_mode = "rgb_array" if render else None
+        self._options = {
+            "env_name": game,
+            "distribution_mode": config.distribution_mode,
+            "num_threads": num_threads,
+            "render_mode": self.render_mode,
+            **level_options(config),
+            **config.procgen.model_dump(),
+        }
+        self._groups: list[ProcgenGym3Env] = []
+        self._build(group_seeds)
+
+    def _build(self, group_seeds: Sequence[int]) -> None:
+        self._close_groups()
+        self._groups = [
+            ProcgenGym3Env(num=self.group_size, rand_seed=seed, **self._options) for seed in group_seeds
+        ]
+        for group in self._groups:
+            # gym3's own option, which Procgen's constructor does not pass on: `observe` gives its arrays
+            # without copying them, so that a frame is copied once, below.
+            group._reuse_arrays = True
+        self._episode_steps = np.zeros(self.num_envs, np.int64)
+        self._fresh = True
+
+    def _observe(self) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.bool_]]:
+        """New arrays with the observations, the rewards of the last step, and where an episode began."""
+        observations = np.empty((self.num_envs, *IMAGE_SHAPE), np.uint8)
+        rewards = np.empty(self.num_envs, np.float32)
+        first = np.empty(self.num_envs, np.bool_)
+        for index, group in enumerate(self._groups):
+            own = slice(index * self.group_size, (index + 1) * self.group_size)
+            rewards[own], images, first[own] = group.observe()
+            observations[own] = images["rgb"]
+        return observations, rewards, first
+
+    def _act(self, actions: NDArray[Any]) -> None:
+        for index, group in enumerate(self._groups):
+            group.act(actions[index * self.group_size : (index + 1) * self.group_size])
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Begin new episodes. `seed` (one number, or one a group) rebuilds the environments with it."""
+        if seed is not None:
+            seeds = (
+                [seed + index for index in range(len(self._groups))] if isinstance(seed, int) else list(seed)
+            )
+            if len(seeds) != len(self._groups) or None in seeds:
+                raise ValueError(f"expected one seed, or one for each of {len(self._groups)} groups")
+            self._build([int(each) for each in seeds if each is not None])
+        elif not self._fresh:
+            self._act(np.full(self.num_envs, RESET_ACTION, np.int32))
+        self._episode_steps[:] = 0
+        return self._observe()[0], {}
+
+    def step(
+        self, actions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Step every environment; an environment whose episode ended shows the first frame of its next
+        one."""
+        self._fresh = False
+        actions = np.asarray(actions, np.int32)
+        capped = np.zeros(self.num_envs, np.bool_)
+        self._episode_steps += 1
+        if self.max_episode_steps is not None:
+            capped = self._episode_steps >= self.max_episode_steps
+            actions = np.where(capped, RESET_ACTION, actions)
+        self._act(actions)
+        observations, rewards, first = self._observe()
+        self._episode_steps[first] = 0
+        return observations, rewards, first & ~capped, first & capped, {}
+
+    def render(self) -> tuple[NDArray[np.uint8], ...] | None:
+        """Frames (512, 512, 3) of every environment; None unless made with render."""
+        if self.render_mode is None:
+            return None
+        return tuple(info["rgb"] for group in self._groups for info in group.get_info())
+
+    def level_seeds(self) -> NDArray[np.int64]:
+        """The number of the level that each environment is in."""
+        return np.array([info["level_seed"] for group in self._groups for info in group.get_info()], np.int64)
+
+    def restart(self, group_seeds: Sequence[np.random.SeedSequence]) -> NDArray[np.uint8]:
+        """Begin new episodes from the seeds of groups; returns the first observations."""
+        return self.reset(seed=[environment_seeds(group, 1)[0] for group in group_seeds])[0]
+
+    def get_state(self) -> list[bytes]:
+        """The whole state of each environment, random streams included: some 40 kB each."""
+        return [state for group in self._groups for state in group.get_state()]
+
+    def set_state(self, states: Sequence[bytes]) -> NDArray[np.uint8]:
+        """Put each environment into a saved state and return the observations there."""
+        for index, group in enumerate(self._groups):
+            group.set_state(states[index * self.group_size : (index + 1) * self.group_size])
+        self._fresh = False
+        return self._observe()[0]
+
+    def _close_groups(self) -> None:
+        for group in self._groups:
+            group.close()
+        self._groups = []
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self._close_groups()

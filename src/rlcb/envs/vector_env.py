@@ -1,0 +1,228 @@
+"""One way to make environments, whatever their kind: always a gymnasium.vector.VectorEnv."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TimeLimit
+from numpy.typing import NDArray
+
+from rlcb.config.games import GAMES, procgen_game
+from rlcb.config.settings import EnvConfig
+from rlcb.envs import state as env_state
+from rlcb.envs.procgen import ProcgenVectorEnv
+from rlcb.envs.spaces import Spaces
+from rlcb.errors import EnvironmentFault, UsageError
+from rlcb.seeding import environment_seeds
+
+MAX_CHANNELS = 4
+
+
+def make_vector_env(
+    config: EnvConfig,
+    group_seeds: Sequence[np.random.SeedSequence],
+    group_size: int,
+    num_threads: int = 0,
+    render: bool = False,
+    max_episode_steps: int | None = None,
+) -> ProcgenVectorEnv | GymnasiumVectorEnv:
+    """Make len(group_seeds) * group_size environments; environments of a group draw from that group's seed.
+
+    Observations come as uint8 or float32: images (N, H, W, C), vectors (N, D). Actions are int64 from 0.
+    Autoreset is same-step; where a step truncates, `infos["final_obs"][i]` is the episode's last observation.
+    Raises UsageError for an unknown id and for spaces that no algorithm here can use.
+    """
+    game = procgen_game(config.id)
+    if game is not None:
+        seeds = [environment_seeds(group, 1)[0] for group in group_seeds]
+        return ProcgenVectorEnv(game, config, seeds, group_size, num_threads, render, max_episode_steps)
+    seeds = [seed for group in group_seeds for seed in environment_seeds(group, group_size)]
+    return GymnasiumVectorEnv(config, seeds, render, max_episode_steps)
+
+
+def native_threads(num_threads: int) -> int:
+    """Threads of each environment group in a process of `num_threads`: none beside the only one, else one
+    each."""
+    return 0 if num_threads == 1 else 1
+
+
+def _make_gymnasium(
+    config: EnvConfig, num_envs: int, render: bool, max_episode_steps: int | None
+) -> VectorEnv[Any, Any, Any]:
+    kwargs = dict(config.kwargs)
+    env_id = config.id
+    if env_id.startswith("gym:"):
+        import shimmy  # noqa: F401 - registers the bridge
+
+        kwargs["env_id"], env_id = env_id.removeprefix("gym:"), "GymV26Environment-v0"
+    if render:
+        kwargs["render_mode"] = "rgb_array"
+    # A second limit around the environment's own: it must not lift that.
+    cap = None if max_episode_steps is None else [partial(TimeLimit, max_episode_steps=max_episode_steps)]
+    try:
+        return gymnasium.make_vec(
+            env_id,
+            num_envs=num_envs,
+            vectorization_mode="sync",
+            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+            wrappers=cap,
+            **kwargs,
+        )
+    except (
+        Exception
+    ) as error:  # whatever an environment's constructor raises is about the id or its arguments
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UsageError(
+            f"cannot make environment {config.id!r} ({reason}); env must be a Procgen game "
+            f"({', '.join(GAMES)}), a Gymnasium id such as CartPole-v1, or gym:<id>"
+        ) from error
+
+
+class _Numbered(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Says which environment it was when one raises."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
+        super().__init__(env)
+        self.index = index
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            return self.env.step(action)
+        except Exception as error:
+            raise EnvironmentFault(self.index, error) from error
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        try:
+            return self.env.reset(**arguments)
+        except Exception as error:
+            raise EnvironmentFault(self.index, error) from error
+
+
+class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]]):
+    """Gymnasium environments stepped one after another, their observations brought into the layout of this
+    project."""
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        seeds: Sequence[int],
+        render: bool = False,
+        max_episode_steps: int | None = None,
+    ) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.id = config.id
+        self.num_envs = len(seeds)
+        self._seeds: list[int] | None = list(seeds)
+        self._envs = _make_gymnasium(config, len(seeds), render, max_episode_steps)
+        if isinstance(self._envs, SyncVectorEnv):
+            self._envs.envs = [_Numbered(env, index) for index, env in enumerate(self._envs.envs)]
+        self.metadata = {**self._envs.metadata, **self.metadata}
+        self.max_episode_steps = max_episode_steps
+        spec = self._envs.spec
+        own_limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps) if spec is not None else None
+        if max_episode_steps is not None and own_limit is not None and own_limit <= max_episode_steps:
+            self.max_episode_steps = None  # the environment's own limit comes first
+        space, actions = self._envs.single_observation_space, self._envs.single_action_space
+        try:
+            if not isinstance(actions, gymnasium.spaces.Discrete):
+                raise UsageError(
+                    f"environment {config.id!r} has actions {actions}; only Discrete actions are supported"
+                )
+            self._axes = _layout(space, config.id)
+        except UsageError:
+            self._envs.close()
+            raise
+        assert isinstance(space, gymnasium.spaces.Box)
+        self._first_action = int(actions.start)
+        self._dtype = np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
+        low, high = (self._arrange(np.asarray(bound)[None])[0] for bound in (space.low, space.high))
+        self.single_observation_space = gymnasium.spaces.Box(low, high, dtype=self._dtype.type)
+        self.single_action_space = gymnasium.spaces.Discrete(int(actions.n))
+        self.observation_space = gymnasium.vector.utils.batch_space(
+            self.single_observation_space, self.num_envs
+        )
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
+        self.render_mode = self._envs.render_mode
+
+    def _arrange(self, observations: NDArray[Any]) -> NDArray[Any]:
+        if self._axes == "HW":
+            observations = observations[..., None]
+        elif self._axes == "CHW":
+            observations = np.moveaxis(observations, 1, -1)
+        return np.ascontiguousarray(observations, self._dtype)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Begin new episodes; the first reset uses the seeds that the environments were made with."""
+        if seed is None and self._seeds is not None:
+            seed = self._seeds
+        self._seeds = None
+        observations, infos = self._envs.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        return self._arrange(observations), infos
+
+    def step(
+        self, actions: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        observations, rewards, terminated, truncated, infos = self._envs.step(actions + self._first_action)
+        if truncated.any():
+            final = infos["final_obs"]
+            for i in np.flatnonzero(truncated):
+                final[i] = self._arrange(np.asarray(final[i])[None])[0]
+        return self._arrange(observations), rewards, terminated, truncated, infos
+
+    def render(self) -> tuple[NDArray[np.uint8], ...] | None:
+        return self._envs.render()  # type: ignore[return-value]
+
+    def restart(self, group_seeds: Sequence[np.random.SeedSequence]) -> NDArray[Any]:
+        """Begin new episodes from the seeds of groups; returns the first observations."""
+        size = self.num_envs // len(group_seeds)
+        return self.reset(seed=[seed for group in group_seeds for seed in environment_seeds(group, size)])[0]
+
+    def get_state(self) -> list[bytes] | None:
+        """The state of each environment as JSON; None if one holds anything but plain data."""
+        if not isinstance(self._envs, SyncVectorEnv):
+            return None
+        try:
+            return [json.dumps(env_state.capture(env)).encode() for env in self._envs.envs]
+        except env_state.OpaqueState:
+            return None
+
+    def set_state(self, states: Sequence[bytes]) -> None:
+        assert isinstance(self._envs, SyncVectorEnv)
+        self._envs.reset()  # builds what a first reset builds; the saved attributes go over it
+        for env, state in zip(self._envs.envs, states, strict=True):
+            env_state.restore(env, json.loads(state))
+        self._seeds = None
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self._envs.close()
+
+
+def _layout(space: gymnasium.Space[Any], env_id: str) -> str:
+    """D for vectors, HWC, CHW or HW for images. Raises UsageError for anything else."""
+    if isinstance(space, gymnasium.spaces.Box):
+        shape = space.shape
+        if len(shape) == 1:
+            return "D"
+        if len(shape) == 2:
+            return "HW"
+        if len(shape) == 3:
+            return "CHW" if shape[0] <= MAX_CHANNELS < shape[2] else "HWC"
+    raise UsageError(
+        f"environment {env_id!r} has observations {type(space).__name__}{space.shape or ''}; "
+        "supported are images (Box of 2 or 3 axes) and vectors (Box of 1 axis)"
+    )
+
+
+def spaces_of(env: VectorEnv[Any, Any, Any]) -> Spaces:
+    """The spaces that the network is built for."""
+    observation, action = env.single_observation_space, env.single_action_space
+    assert isinstance(action, gymnasium.spaces.Discrete)
+    return Spaces(tuple(observation.shape or ()), str(observation.dtype), int(action.n))

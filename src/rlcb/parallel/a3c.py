@@ -1,0 +1,294 @@
+"""A3C (Mnih et al. 2016): workers that learn on their own and share parameters and optimizer.
+
+Each worker takes a copy of the shared parameters, collects a rollout in its own environments, computes the
+A2C gradient of it, and applies it to the shared parameters, whoever else has changed them in the meantime.
+What is shared lies in one block of memory; it is read and written under one lock, so no update is lost and
+every count is exact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlcb.config.budget import Budget
+from rlcb.config.config import Config
+from rlcb.config.settings import ParallelConfig
+from rlcb.errors import RunError
+from rlcb.parallel.worker import Job, Link
+from rlcb.processes.shared_memory import Layout, carve, layout_bytes, map_shared, open_rollout
+from rlcb.rl.communicator import Communicator
+from rlcb.rl.learner import make_optimizer
+from rlcb.rl.reward_scaler import SharedRewardScaler
+from rlcb.rl.rollout_buffer import RolloutBuffer, rollout_bytes
+from rlcb.rl.statistics import Episode
+from rlcb.rl.timing import PHASES
+from rlcb.training.base import Counters, Update, require_finite
+from rlcb.training.run import Process, train
+from rlcb.training.trainer import Trainer
+
+OPTIMIZER_STATE = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
+EPISODES = 2**16  # room for the episodes that end between two rows of the log
+# The figures of an update; the log has their means over the updates since its last row.
+FIGURES = ("policy_loss", "value_loss", "entropy", "explained_variance", "grad_norm", "epochs")
+POLL_SECONDS = 0.002
+
+
+def shared_layout(config: Config, num_parameters: int) -> Layout:
+    """What the workers share."""
+    workers, slots = config.num_processes, len(OPTIMIZER_STATE[config.training.optimizer])
+    floats, doubles, integers = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
+    return {
+        "parameters": ((num_parameters,), floats),
+        "optimizer": ((slots, num_parameters), floats),
+        "optimizer_step": ((1,), floats),
+        "begun": ((1,), integers),  # updates that some worker has begun
+        "updates": ((1,), integers),  # updates that were applied: the version of the parameters
+        "arrived": ((1,), integers),  # at barriers, over all of them
+        "scaler": ((3,), doubles),  # count, mean, squared deviations of the reward scaler
+        "figures": ((len(FIGURES), 2), doubles),  # sum and count since the last row
+        "ages": ((3,), doubles),  # gradient age since the last row: sum, count, largest
+        "num_episodes": ((1,), integers),  # since the last row
+        "episodes": ((EPISODES, len(Episode._fields)), doubles),
+        "worker_updates": ((workers,), integers),
+        "worker_phases": ((workers, len(PHASES)), doubles),
+        "worker_threads": ((workers,), integers),
+    }
+
+
+class AsyncCommunicator(Communicator):
+    """One of several workers that never learn together: alone in every sum, but not at a barrier."""
+
+    def __init__(self, link: Link, num_workers: int, lock: Any) -> None:
+        self.rank = link.rank
+        self.link = link
+        self.num_workers = num_workers
+        self.lock = lock
+        self.arrived: NDArray[np.int64] | None = None
+        self._barriers = 0
+
+    def from_main(self, value: float) -> float:
+        """Every worker goes by its own clock; all were started at the same barrier."""
+        return value
+
+    def barrier(self) -> None:
+        assert self.arrived is not None
+        self._barriers += 1
+        with self.lock:
+            self.arrived[0] += 1
+        with self.link.wait_for_others():
+            while self.arrived[0] < self._barriers * self.num_workers:
+                self.link.check()
+                time.sleep(POLL_SECONDS)
+
+
+class AsyncTrainer(Trainer):
+    """A worker of A3C. Its learner's gradients go to the shared parameters; counters are those of all
+    workers."""
+
+    communicator: AsyncCommunicator
+
+    def __init__(
+        self,
+        config: Config,
+        communicator: Communicator,
+        num_threads: int,
+        heartbeat: Callable[[], None],
+        shared_memory: Callable[[int], Any],
+    ) -> None:
+        assert isinstance(communicator, AsyncCommunicator)
+        super().__init__(config, communicator, num_threads, heartbeat)
+        layout = shared_layout(config, len(self.learner.parameters))
+        self.shared = carve(layout, shared_memory(layout_bytes(layout)))
+        communicator.arrived = self.shared["arrived"]
+        training, statistics = config.training, self.shared["scaler"]
+        self.scaler = SharedRewardScaler(
+            config.envs_per_process, training.gamma, training.reward_clip, statistics, self._locked
+        )
+        self.rank = communicator.rank
+        self.version = 0
+        self.learner.communicator = Communicator()  # its gradient is its own
+        self.learner.apply = self._apply_gradient
+        self.shared_parameters = torch.from_numpy(self.shared["parameters"])
+        self.shared_parameters.grad = self.learner.gradient
+        self.learner.optimizer = make_optimizer(self.shared_parameters, config.training)
+        self.learner.optimizer.state[self.shared_parameters] = self._optimizer_state()
+        self.shared["worker_threads"][self.rank] = torch.get_num_threads()
+        if communicator.is_main:
+            self.shared_parameters.copy_(self.learner.parameters)
+        communicator.barrier()
+
+    def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
+        """A rollout of its own, which it fills alone."""
+        parallel, size = self.config.parallel, (self.config.training.n_steps, self.config.envs_per_process)
+        block = None
+        if parallel.buffer == "mmap":
+            block = map_shared(open_rollout(parallel, rollout_bytes(*size, self.spaces)))
+        rollout = RolloutBuffer(*size, self.spaces, block)
+        return rollout, rollout
+
+    def _optimizer_state(self) -> dict[str, torch.Tensor]:
+        names = OPTIMIZER_STATE[self.config.training.optimizer]
+        slots = {name: torch.from_numpy(self.shared["optimizer"][i]) for i, name in enumerate(names)}
+        return {"step": torch.from_numpy(self.shared["optimizer_step"]).squeeze(0), **slots}
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self.timer("sync"), self.communicator.link.wait_for_others():
+            self.communicator.lock.acquire()
+        try:
+            yield
+        finally:
+            self.communicator.lock.release()
+
+    def may_begin(self, budget: Budget, elapsed: float, update_seconds: float) -> bool:
+        """Take one of the budget's updates, so that all workers together make exactly as many as it has."""
+        with self._locked():
+            begun = self.shared["begun"]
+            if budget.finished(int(begun[0]), elapsed, update_seconds):
+                return False
+            self.counters.updates = int(begun[0])  # the number of the update, for the learning rate
+            begun[0] += 1
+            return True
+
+    def iterate(self, learning_rate: float) -> Update:
+        """One update of this worker; returns, in the main process, what all did since its last one."""
+        number = int(self.shared["worker_updates"][self.rank])
+        with self._locked():
+            self.learner.parameters.copy_(self.shared_parameters)
+            self.version = int(self.shared["updates"][0])
+        episodes = self.collector.collect(self.part, number)
+        self._compute_advantages()
+        self.learner.set_learning_rate(learning_rate)
+        figures = self.learn(self.part, number)
+        with self._locked():
+            self._report(episodes, figures)
+            return self._take_reports()
+
+    def _apply_gradient(self) -> None:
+        """Step the shared parameters along this worker's gradient."""
+        with self._locked(), self.timer("learn"):
+            self.learner.optimizer.step()
+            age = int(self.shared["updates"][0]) - self.version
+            ages = self.shared["ages"]
+            ages[:] = ages[0] + age, ages[1] + 1, max(ages[2], age)
+            self.shared["updates"][0] += 1
+            self.shared["worker_updates"][self.rank] += 1
+
+    def _report(self, episodes: list[Episode], figures: dict[str, float | None]) -> None:
+        for row, name in zip(self.shared["figures"], FIGURES, strict=True):
+            value = figures[name]
+            if value is not None:
+                row += value, 1
+        first = int(self.shared["num_episodes"][0])
+        if first + len(episodes) > EPISODES:
+            raise RunError(f"more than {EPISODES} episodes ended between two updates of worker 0")
+        if episodes:
+            self.shared["episodes"][first : first + len(episodes)] = episodes
+        self.shared["num_episodes"][0] += len(episodes)
+        self.shared["worker_phases"][self.rank] = list(self.timer.seconds.values())
+
+    def _take_reports(self) -> Update:
+        """In the main process: what was reported since the last row, and the counters of all workers."""
+        if not self.communicator.is_main:
+            return Update([], {})
+        shared = self.shared
+        figures: dict[str, float | None] = {
+            name: total / count if count else None
+            for name, (total, count) in zip(FIGURES, shared["figures"].tolist(), strict=True)
+        }
+        total, count, largest = shared["ages"].tolist()
+        figures |= {
+            "approx_kl": None,
+            "clip_fraction": None,
+            "a3c/gradient_age_mean": total / count if count else None,
+            "a3c/gradient_age_max": largest if count else None,
+        }
+        rows = shared["episodes"][: int(shared["num_episodes"][0])].tolist()
+        episodes = [Episode(int(step), int(env), reward, int(length)) for step, env, reward, length in rows]
+        for name in ("figures", "ages", "num_episodes"):
+            shared[name][:] = 0
+        self.counters.updates = int(shared["updates"][0])
+        self.counters.timesteps = self.counters.updates * self.config.timesteps_per_update
+        if self.take_state:
+            self._state = self._copy_state()
+        self.phase_seconds = self._phases()
+        return Update(episodes, figures)
+
+    def finish(self) -> Update | None:
+        """Wait for the updates that others have begun; they are in no row of the log yet."""
+        before = self.counters.updates
+        self.communicator.barrier()
+        with self._locked():
+            update = self._take_reports()
+        return update if self.counters.updates > before else None
+
+    def exchange(self, episodes: list[Episode]) -> list[Episode]:
+        """What is shared is in shared memory: only a state may have to be taken."""
+        if self.communicator.is_main and self.take_state:
+            with self._locked():
+                self._state = self._copy_state()
+                self.phase_seconds = self._phases()
+        return episodes
+
+    def _phases(self) -> list[dict[str, float]]:
+        return [dict(zip(PHASES, row, strict=True)) for row in self.shared["worker_phases"].tolist()]
+
+    def _copy_state(self) -> dict[str, Any]:
+        """A copy of the shared state; to be called with the lock. It holds no environments: they go on
+        meanwhile."""
+        shared = self.shared
+        self.learner.parameters.copy_(self.shared_parameters)
+        require_finite(self.learner.parameters)
+        count, mean, squared_deviations = shared["scaler"].tolist()
+        return {
+            "spaces": self.spaces.to_dict(),
+            "learner": copy.deepcopy(self.learner.state()),
+            "counters": asdict(self.counters),
+            "scaler": {"count": count, "mean": mean, "squared_deviations": squared_deviations},
+            "rng": {"torch": torch.get_rng_state()},
+            "worker_updates": shared["worker_updates"].tolist(),
+            "phase_seconds": self._phases(),
+            "threads": shared["worker_threads"].tolist(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state, with new episodes. Raises UsageError if it was saved for other spaces."""
+        self.require_spaces(state)
+        self.counters = Counters(**state["counters"])
+        self.timer.seconds.update(state["phase_seconds"][self.rank])
+        self.shared["worker_phases"][self.rank] = list(self.timer.seconds.values())
+        self.learner.model.load_state_dict(state["learner"]["model"])
+        if self.communicator.is_main:
+            self.shared_parameters.copy_(self.learner.parameters)
+            saved, shared = state["learner"]["optimizer"]["state"][0], self.shared
+            for name, tensor in self._optimizer_state().items():
+                tensor.copy_(saved[name])
+            scaler = state["scaler"]
+            shared["scaler"][:] = scaler["count"], scaler["mean"], scaler["squared_deviations"]
+            shared["begun"][0] = shared["updates"][0] = self.counters.updates
+            shared["worker_updates"][:] = state["worker_updates"]
+        self._restart_environments()
+
+
+def work(job: Job, link: Link) -> int:
+    """Join the others through shared memory and train."""
+    config = job.config
+    communicator = AsyncCommunicator(link, config.num_processes, job.lock)
+    process = Process(
+        communicator,
+        link.check,
+        lambda size: link.shared_memory(ParallelConfig(), size),  # which is not the rollout
+        AsyncTrainer,
+        job.root_process,
+        on_taken=link.has_taken,
+    )
+    return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)

@@ -1,0 +1,299 @@
+"""The learner of IMPALA: it learns from what actors have written and publishes what it learned.
+
+It may be several processes: each takes its share of every batch, and their gradients are summed, as in
+data-parallel training. On several nodes a batch has as many unrolls of each, and what is here of slots,
+actors and waiting is of the node.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlcb.config.config import Config
+from rlcb.envs.spaces import Spaces
+from rlcb.errors import RunError, UsageError
+from rlcb.parallel.calibration import Calibration
+from rlcb.parallel.published_weights import PublishedWeights, weights_bytes
+from rlcb.parallel.slot_queue import SlotQueue
+from rlcb.parallel.unroll_batches import Batches
+from rlcb.parallel.unroll_store import StoreSize, UnrollStore, store_bytes
+from rlcb.parallel.worker import Link
+from rlcb.rl.communicator import Communicator
+from rlcb.rl.impala import own_share
+from rlcb.rl.reward_scaler import RewardScaler
+from rlcb.rl.statistics import Episode
+from rlcb.rl.timing import PHASES, PhaseTimer
+from rlcb.training.base import Counters, LearningProcess, Update, slowest_rank
+
+
+def store_size(config: Config, spaces: Spaces) -> StoreSize:
+    """Raises UsageError if there would be more slots than a queue holds."""
+    slots = (config.impala.max_policy_lag + 1) * unrolls_per_batch(config)
+    if slots > SlotQueue.CAPACITY:
+        raise UsageError(
+            f"impala.max_policy_lag = {config.impala.max_policy_lag} needs {slots} slots of unrolls; "
+            f"there can be {SlotQueue.CAPACITY}"
+        )
+    return StoreSize(slots, config.actors_per_node, config.training.n_steps, config.envs_per_process, spaces)
+
+
+def unrolls_per_batch(config: Config) -> int:
+    """Of one node."""
+    return config.timesteps_per_update // config.num_nodes // config.timesteps_per_unroll
+
+
+def open_shared_parts(
+    config: Config, spaces: Spaces, num_parameters: int, shared_memory: Callable[[int], Any]
+) -> tuple[UnrollStore, PublishedWeights]:
+    """What actors and learners of a node share, in one block of memory."""
+    size = store_size(config, spaces)
+    first = store_bytes(size)
+    memory = memoryview(shared_memory(first + weights_bytes(num_parameters)))
+    return UnrollStore(size, memory[:first]), PublishedWeights(num_parameters, memory[first:])
+
+
+class CentralLearner(LearningProcess):
+    """A learner. The first one of a node also hands out slots, scales rewards and publishes parameters."""
+
+    def __init__(
+        self,
+        config: Config,
+        communicator: Communicator,
+        num_threads: int,
+        heartbeat: Callable[[], None],
+        shared_memory: Callable[[int], Any] | None,
+        spaces: Spaces,
+        queues: tuple[SlotQueue, ...],
+        link: Link,
+        calibration: Calibration | None,
+    ) -> None:
+        """`spaces` are those of the actors' environments."""
+        assert shared_memory is not None
+        self.calibration = calibration
+        super().__init__(config, communicator, num_threads, heartbeat, PhaseTimer(), spaces)
+        self.store, self.weights = open_shared_parts(
+            config, spaces, len(self.learner.parameters), shared_memory
+        )
+        training, size = config.training, unrolls_per_batch(config)
+        self.batches = Batches(self.store, queues, size, link, heartbeat, config.impala.check_unwritten)
+        self.scaler = RewardScaler(config.envs_per_node, training.gamma, training.reward_clip)
+        self.waits_before = self._actor_waits()
+        self.wait_before = 0.0
+        self.lags = np.zeros(1, np.int64)
+        """The ages of this node's unrolls in the last batch, in updates."""
+        self.joint_figures: dict[str, float | None] = {}
+        """Those of all nodes' actors, as of the last boundary; in the main process only."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this learner deals with the actors of its node."""
+        return self.communicator.local_rank == 0
+
+    def facts(self) -> dict[str, str]:
+        impala, size = self.config.impala, self.store.size
+        slot_mb = store_bytes(size) / size.slots / 2**20
+        where = "" if self.communicator.num_nodes == 1 else ", on each node"
+        return {
+            **super().facts(),
+            **({} if self.calibration is None else {"calibration": self.calibration.describe()}),
+            "unrolls": f"{self.batches.batch_size} in a batch, {size.slots} slots of {slot_mb:.1f} MB"
+            f"{where}, policy lag at most {impala.max_policy_lag}",
+        }
+
+    def iterate(self, learning_rate: float) -> Update:
+        """One update: wait for a batch of unrolls, learn from it, publish the parameters."""
+        if self.leads and not self.batches.given:
+            self.weights.publish(self.learner.parameters, self.counters.updates)
+            self.batches.give_out(range(self.store.size.slots))
+        slots = self._take_batch()
+        columns = self.store.columns(slots)
+        self.lags = self.counters.updates - self.store.version[slots]
+        if self.lags.max() > self.config.impala.max_policy_lag:
+            raise RunError(f"an unroll is {self.lags.max()} updates old: the order of slots was lost")
+        self._bootstrap(columns)
+        self.learner.set_learning_rate(learning_rate)
+        figures = self.algorithm.update(
+            self.learner, self.store.rollout, self.config, self.counters.updates, columns
+        )
+        self.count_update(len(columns) * self.communicator.num_nodes * self.config.training.n_steps)
+        episodes: list[Episode] = []
+        if self.leads:  # the others have learned by now, since their gradients are summed
+            episodes = self.store.episodes_of(slots)
+            self.weights.publish(self.learner.parameters, self.counters.updates)
+            self.batches.give_out(slots)
+        episodes = self.exchange(episodes)
+        return Update(episodes, figures | self.joint_figures)
+
+    def _take_batch(self) -> list[int]:
+        """The next slots of this node to learn from, in every learner, their rewards scaled.
+
+        A node's first learner waits for its actors, and then, as `sync`, for other nodes; all that the
+        others do here is `wait`.
+        """
+        batch: list[int] = []
+        discounted = np.empty(0)
+        if self.leads:
+            with self.timer("wait"):
+                batch = self.batches.take()
+            discounted = self._discount(batch)
+        phase = "sync" if self.leads else "wait"
+        scaled = self.config.training.normalize_rewards
+        if scaled:
+            with self.timer(phase):
+                self.scaler.observe(discounted, self.communicator)
+        for slot in batch:
+            part = self.store.unroll(slot)
+            part.scaled_rewards[:] = self.scaler.scaled(part.rewards) if scaled else part.rewards
+        with self.timer(phase):
+            return self._tell(batch)
+
+    def _tell(self, batch: list[int]) -> list[int]:
+        """The slots of this node's batch, which its first learner knows, in every learner."""
+        communicator, size = self.communicator, self.batches.batch_size
+        table = np.zeros((communicator.num_nodes, size))
+        if self.leads:
+            table[communicator.node_rank] = batch
+        slots = communicator.sum_floats(table.reshape(-1).tolist())
+        return [int(slot) for slot in slots[communicator.node_rank * size :][:size]]
+
+    def _discount(self, batch: list[int]) -> NDArray[np.float64]:
+        """The discounted returns of a batch; an actor's unrolls come in the order of time."""
+        parts = []
+        for slot in batch:
+            part, actor = self.store.unroll(slot), self.store.actor_of(slot)
+            returns = self.scaler.returns[actor * part.num_envs :][: part.num_envs]
+            if self.store.fresh[slot]:
+                returns[:] = 0.0
+            parts.append(self.scaler.discount(part.rewards, part.terminated | part.truncated, returns))
+        return np.concatenate(parts, axis=1)
+
+    def _bootstrap(self, columns: NDArray[np.int64]) -> None:
+        """Write V of the observation behind the last row, by this learner's network, into its share."""
+        share = own_share(columns, self.communicator)
+        values = self.store.rollout.bootstrap_values[-1]
+        last = self.store.last_observations.reshape(-1, *self.spaces.observation_shape)
+        for start in range(0, len(share), self.microbatch_size):
+            part = share[start : start + self.microbatch_size]
+            with self.timer("learn"), torch.inference_mode():
+                now = self.model(torch.from_numpy(last[part]))[1].numpy()
+            # The final observation of an episode that was truncated is not here: its value stays.
+            values[part] = np.where(self.store.rollout.truncated[-1, part], values[part], now)
+
+    def _actor_waits(self) -> NDArray[np.float64]:
+        return self.store.phases[:, PHASES.index("wait")].copy()
+
+    def _own_part(self, episodes: list[Episode]) -> dict[str, Any]:
+        """What this process brings to the main process; the first of a node also what its actors do."""
+        store, wait = self.store, self.timer.seconds["wait"]
+        part: dict[str, Any] = {
+            "phases": dict(self.timer.seconds),
+            "threads": torch.get_num_threads(),
+            "episodes": episodes,
+            "waited": wait - self.wait_before,
+        }
+        self.wait_before = wait
+        if self.leads:
+            waits = self._actor_waits()
+            part["actor_phases"] = [dict(zip(PHASES, row, strict=True)) for row in store.phases.tolist()]
+            part["actor_threads"], part["begun"] = store.threads.tolist(), store.begun.tolist()
+            part["actors_waited"] = float(np.mean(waits - self.waits_before))
+            part["lags"] = self.lags.tolist()
+            part["replaced"] = self.batches.replaced
+            self.waits_before = waits
+        return part
+
+    def exchange(self, episodes: list[Episode]) -> list[Episode]:
+        parts = self.communicator.gather(self._own_part(episodes))
+        if parts is None:
+            return []
+        nodes = [part for part in parts if "begun" in part]
+        self.phase_seconds = [part["phases"] for part in parts]
+        self.phase_seconds += [phases for node in nodes for phases in node["actor_phases"]]
+        lags = [lag for node in nodes for lag in node["lags"]]
+        self.joint_figures = {
+            "impala/policy_lag_mean": float(np.mean(lags)),
+            "impala/policy_lag_max": float(max(lags)),
+            "impala/actor_restarts": float(sum(node["replaced"] for node in nodes)),
+            "profile/actor_wait_seconds": round(fmean(node["actors_waited"] for node in nodes), 5),
+            "profile/learner_wait_seconds": round(fmean(part["waited"] for part in parts), 5),
+        }
+        if self.take_state:
+            threads = [part["threads"] for part in parts]
+            self._state = {
+                "spaces": self.spaces.to_dict(),
+                "learner": copy.deepcopy(self.learner.state()),
+                "counters": asdict(self.counters),
+                "scaler": {key: value for key, value in self.scaler.state().items() if key != "returns"},
+                "rng": {"torch": torch.get_rng_state()},
+                "calibration": None if self.calibration is None else self.calibration.to_dict(),
+                "begun": [node["begun"] for node in nodes],
+                "replaced_actors": [node["replaced"] for node in nodes],
+                "phase_seconds": self.phase_seconds,
+                "threads": threads + [count for node in nodes for count in node["actor_threads"]],
+            }
+        return sorted((episode for part in parts for episode in part["episodes"]), key=lambda each: each[:2])
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state, with new episodes: what actors had in hand is lost."""
+        self.require_spaces(state)
+        self.learner.load(state["learner"])
+        self.counters = Counters(**state["counters"])
+        self.calibration = self.calibration or Calibration.from_dict(state.get("calibration"))
+        self.scaler.load({**state["scaler"], "returns": np.zeros_like(self.scaler.returns)})
+        torch.set_rng_state(state["rng"]["torch"])
+        self.timer.seconds.update(state["phase_seconds"][self.communicator.rank])
+        self.wait_before = self.timer.seconds["wait"]
+        if self.leads:
+            node, actors = self.communicator.node_rank, self.store.size.actors
+            self.batches.replaced = state["replaced_actors"][node]
+            self.batches.link.has_replaced(self.batches.replaced)
+            self.store.begun[:] = state["begun"][node]
+            saved = state["phase_seconds"][self.communicator.world_size + node * actors :][:actors]
+            self.store.phases[:] = [[phases[phase] for phase in PHASES] for phases in saved]
+            self.waits_before = self._actor_waits()
+
+    def finish(self) -> Update | None:
+        """Let the actors leave."""
+        self.close()
+        return None
+
+    def close(self) -> None:
+        self.store.finished[0] = 1
+
+    def process_names(self) -> list[str]:
+        learners, config = list(self.communicator.names), self.config
+        hosts = [name.split(" on ", 1)[1] for name in learners[:: self.communicator.local_size]]
+        actors = [
+            f"{config.process_name(config.num_learners + actor)} on {hosts[actor // config.actors_per_node]}"
+            for actor in range(config.num_processes if learners else 0)
+        ]
+        return learners + actors or super().process_names()
+
+    def figures(self) -> dict[str, Any]:
+        """How long a learner and an actor waited for the other side, the means over all of them."""
+        count = self.communicator.world_size
+        learners, actors = self.phase_seconds[:count], self.phase_seconds[count:]
+        # Who waits for its own actors keeps the other nodes waiting as much as who learns.
+        busy = [
+            seconds["learn"] + (seconds["wait"] if rank % self.communicator.local_size == 0 else 0.0)
+            for rank, seconds in enumerate(learners)
+        ]
+        return {
+            **slowest_rank(self.communicator, busy),
+            "impala": {
+                "actors": len(actors),
+                "learner_wait_seconds": round(fmean(each["wait"] for each in learners), 3),
+                "learner_sync_seconds": round(fmean(each["sync"] for each in learners), 3),
+                "actor_wait_seconds": round(fmean(each["wait"] for each in actors), 3),
+                "actor_restarts": int(self.joint_figures["impala/actor_restarts"] or 0),
+                "calibration": None if self.calibration is None else self.calibration.to_dict(),
+            },
+        }

@@ -1,0 +1,94 @@
+"""IMPALA with actors and learners (Espeholt et al. 2018, section 3), on one machine or on several.
+
+Actors (impala_actor.py) write unrolls into slots of a store in shared memory (unroll_store.py). Only slot
+numbers travel, through two queues (slot_queue.py). The learner (impala_learner.py) takes a batch of slots,
+learns from it, publishes the new parameters (published_weights.py), and returns the slots
+(unroll_batches.py). supervisor.py starts and watches these processes. In a distributed run every node has its
+own actors, slots and learners; the learners of all nodes sum their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlcb.cluster.rank import work as learn_as_rank
+from rlcb.config.config import Config
+from rlcb.parallel.data_parallel import meet
+from rlcb.parallel.impala_actor import Actor
+from rlcb.parallel.impala_learner import CentralLearner, open_shared_parts
+from rlcb.parallel.slot_queue import SlotQueue
+from rlcb.parallel.worker import Job, Link
+from rlcb.rl.communicator import Communicator
+from rlcb.training.run import Process, train
+
+
+def work(job: Job, link: Link) -> int:
+    """Be the learner or the actor that the rank says."""
+    config, queues = job.config, tuple(SlotQueue(ends) for ends in job.queues)
+    if link.rank >= config.learners_per_node:
+        return act(job, link, queues)
+    if job.world is not None:
+        return learn_as_rank(job, link, maker(job, link, queues))
+    process = Process(
+        join_learners(config, link),
+        link.check,
+        lambda size: link.shared_memory(config.parallel, size),
+        maker(job, link, queues),
+        job.root_process,
+        on_taken=link.has_taken,
+    )
+    return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
+
+
+def maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., CentralLearner]:
+    """What makes this node's learner once the first actor has said what its environments are like, and all
+    have made theirs: a run that cannot begin takes no folder."""
+
+    def make(
+        config: Config,
+        communicator: Communicator,
+        num_threads: int,
+        heartbeat: Callable[[], None],
+        shared_memory: Callable[[int], Any],
+    ) -> CentralLearner:
+        first = config.learners_per_node
+        spaces = communicator.attend(lambda: link.share(source=first))
+        communicator.attend(lambda: link.await_begun(range(first, first + config.actors_per_node)))
+        return CentralLearner(
+            config,
+            communicator,
+            num_threads,
+            heartbeat,
+            shared_memory,
+            spaces,
+            queues,
+            link,
+            job.calibration,
+        )
+
+    return make
+
+
+def act(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> int:
+    config, world, first = job.config, job.world, job.config.learners_per_node
+    actor = Actor(job, link, link.rank - first, 0 if world is None else world.node_rank)
+    link.presence.check(link.rank, heeds_signals=False)  # its environments are there; learners wait for all
+    if not link.incarnation:
+        if world is None or world.master_port is None:
+            link.share()  # where the learners meet, which is not for actors
+        link.share(actor.spaces, source=first)
+    store, weights = open_shared_parts(
+        config, actor.spaces, actor.num_parameters, lambda size: link.shared_memory(config.parallel, size)
+    )
+    actor.join(store, weights, queues)
+    actor.act()
+    return 0
+
+
+def join_learners(config: Config, link: Link) -> Communicator:
+    """The communicator of the learners of one machine."""
+    if config.num_learners == 1:
+        link.share()
+        return Communicator()
+    return meet(config, link, config.num_learners)

@@ -1,0 +1,50 @@
+"""The place of a process in a distributed run: its node, its rank, and how many there are."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from rlcb.text import counted
+
+
+@dataclass(frozen=True)
+class World:
+    """A distributed run as one of its processes sees it. Ranks are numbered node by node."""
+
+    launcher: str
+    """torchrun, slurm or hand."""
+    num_nodes: int
+    node_rank: int
+    num_workers: int
+    """Ranks of each node."""
+    local_rank: int | None
+    """Which of the node's ranks this process is; None: it is none, and starts them all."""
+    master_addr: str
+    master_port: int | None
+    """None: any free one, which can be only with one node."""
+    hosted: bool = False
+    """Whether the launcher keeps the store that ranks meet at; else rank 0 does."""
+    restarts: int = 0
+    """How often the launcher has started this run anew."""
+
+    @property
+    def size(self) -> int:
+        return self.num_nodes * self.num_workers
+
+    @property
+    def rank(self) -> int:
+        """Of this process; of the first that it starts, if it is none itself."""
+        return self.node_rank * self.num_workers + (self.local_rank or 0)
+
+    def rank_name(self, local_rank: int) -> str:
+        return f"rank {self.node_rank * self.num_workers + local_rank} on {host_name()}"
+
+    def describe(self) -> str:
+        return f"{counted(self.num_nodes, 'node')} of {counted(self.num_workers, 'worker')}, {self.launcher}"
+
+
+def host_name() -> str:
+    """This node's name: SLURM's where it is one of SLURM's nodes."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

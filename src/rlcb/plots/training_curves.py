@@ -1,0 +1,138 @@
+"""Reports on a run: reads what it left and writes what people look at."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlcb.config.yaml_file import read_config_file
+from rlcb.errors import RunError, UsageError
+from rlcb.files import write_atomically
+from rlcb.plots.style import CURVES, draw_training_curves
+from rlcb.training.metrics_writer import read_rows
+from rlcb.training.run_folder import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROWS_FILE = "metrics.jsonl"
+CURVES_FILE = "training_curves.png"
+FORMATS = ("png", "svg", "pdf")
+DPI = 150
+
+
+def plot_run(path: Path, output: Path | None = None, x: str = "timesteps") -> Path:
+    """Draw the training curves of a run and return the file of the picture.
+
+    `path` is a metrics.jsonl or the folder of a run; `output` ends in .png, .svg or .pdf and is by default
+    training_curves.png in the run's folder, or beside a metrics.jsonl that lies in none. `x` is timesteps or
+    hours. Raises UsageError if there is nothing that can be drawn, RunError if the picture cannot be written.
+    """
+    rows_path, root = locate(path)
+    output = output or (root or rows_path.parent) / CURVES_FILE
+    if output.suffix.lower().lstrip(".") not in FORMATS:
+        known = ", ".join(f".{name}" for name in FORMATS)
+        raise UsageError(f"--output {output}: the name must end in one of {known}")
+    if output.is_dir():
+        raise UsageError(f"--output {output} is a folder; give the name of a file")
+    curves = load_curves(rows_path)
+    if x == "hours" and not np.isfinite(curves["time/elapsed_seconds"]).any():
+        raise UsageError(f"--x hours: {rows_path} has no time/elapsed_seconds; use --x timesteps")
+    settings = run_settings(root)
+    title = describe_run(settings) or rows_path.resolve().parent.name.replace("_", " ")
+    save_figure(draw_training_curves(curves, title, describe_levels(settings), x), output)
+    return output
+
+
+def locate(path: Path) -> tuple[Path, Path | None]:
+    """The metrics.jsonl meant by a path, and the run folder around it, if any. Raises UsageError."""
+    if path.is_dir():
+        found = sorted(path.glob(ROWS_FILE)) or sorted(path.glob(f"logs/*/{ROWS_FILE}"))
+        if not found:
+            raise UsageError(f"no logs/*/{ROWS_FILE} in {path}: give the folder of a run, or the file itself")
+        if len(found) > 1:
+            raise UsageError(f"{path} holds several runs; give one of {', '.join(map(str, found))}")
+        path = found[0]
+    elif not path.is_file():
+        raise UsageError(f"no log file at {path}")
+    # The folder as the path names it, where it does: that is what will be printed.
+    above = (path if len(path.parents) > 2 and ".." not in path.parts else path.resolve()).parents
+    inside_run = len(above) > 2 and (above[2] / CONFIG_FILE).is_file()
+    return path, above[2] if inside_run else None
+
+
+def load_curves(path: Path) -> dict[str, NDArray[np.float64]]:
+    """The columns of a metrics.jsonl that are drawn, (rows,) each; NaN where a figure is null or missing.
+
+    Raises UsageError that names the line for a damaged one, and if there are no rows.
+    """
+    try:
+        rows = read_rows(path)
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a text file") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if not rows:
+        raise UsageError(f"{path} has no rows yet: the first one is written when an update is finished")
+    lines = list(enumerate(rows, 1))
+    return {key: np.array([_number(row, key, path, line) for line, row in lines]) for key in CURVES}
+
+
+def _number(row: dict[str, Any], key: str, path: Path, line: int) -> float:
+    value = row.get(key)
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return float(value)
+    if key == "timesteps" or not (value is None or isinstance(value, float)):
+        raise UsageError(f"{path} line {line}: {key} = {value!r} is not a number")
+    return math.nan
+
+
+def run_settings(root: Path | None) -> dict[str, Any]:
+    """The sections of a run's config.yaml as they stand there; {} if it cannot be read: plots do without."""
+    try:
+        return read_config_file(root / CONFIG_FILE) if root is not None else {}
+    except UsageError:
+        return {}
+
+
+def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    section = settings.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def describe_run(settings: dict[str, Any]) -> str:
+    """`PPO sequential on procgen-coinrun-v0, seed 42`; empty without settings."""
+    env, seed = _section(settings, "env").get("id"), _section(settings, "training").get("seed")
+    text = f"{str(settings.get('algorithm', '')).upper()} {settings.get('mode', '')}".strip()
+    if text and env is not None:
+        text += f" on {env}"
+    return f"{text}, seed {seed}" if text and seed is not None else text
+
+
+def describe_levels(settings: dict[str, Any]) -> str:
+    """`easy, 200 levels` for a Procgen run, else nothing."""
+    env = _section(settings, "env")
+    if not str(env.get("id", "")).startswith("procgen-"):
+        return ""
+    mode, levels = env.get("distribution_mode", "easy"), env.get("num_levels")
+    if not isinstance(levels, int):
+        return str(mode)
+    return f"{mode}, {f'{levels:,}' if levels else 'all'} levels"
+
+
+def save_figure(figure: Figure, output: Path) -> None:
+    """Write a figure, whole or not at all; the suffix says in which format. Raises RunError if that fails."""
+    content = io.BytesIO()
+    figure.savefig(content, format=output.suffix.lower().lstrip("."), dpi=DPI)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, content.getvalue())
+    except OSError as error:
+        raise RunError(f"cannot write {output}: {error.strerror or error}") from error

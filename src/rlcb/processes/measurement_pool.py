@@ -1,0 +1,149 @@
+"""Processes that measure at the same time, so that their figures are those of a machine that is busy.
+
+There is one for each core. Each makes a bench, an object whose methods measure something, and then answers
+what it is asked. The process that asks never loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+from rlcb import cpu
+from rlcb.errors import RunError, UsageError
+from rlcb.processes.signals import StopSignal
+
+ANSWER_SECONDS = 120.0
+POLL_SECONDS = 0.1
+
+
+class Measurers:
+    """Context in which the processes exist."""
+
+    def __init__(
+        self,
+        count: int,
+        bench: str,
+        arguments: Sequence[Any],
+        check_stop: Callable[[], None],
+        tune_allocator: bool = True,
+        limit_seconds: float = math.inf,
+        advice: str = "",
+    ) -> None:
+        """`bench` names a module with a class Bench, which each process makes with the seconds that importing
+        the module took and with `arguments`.
+
+        `check_stop` is called while waiting; what it raises ends the measurement. All answers together may
+        take `limit_seconds`. `advice` stands behind what is said of a measurement that fails.
+        """
+        self.count = count
+        self.setup = (bench, tuple(arguments), tune_allocator)
+        self.check_stop = check_stop
+        self.deadline = time.monotonic() + limit_seconds
+        self.advice = advice
+        self.processes: list[Any] = []
+        self.connections: list[Connection] = []
+
+    def __enter__(self) -> Measurers:
+        context = multiprocessing.get_context("spawn")
+        try:
+            for _ in range(self.count):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=serve, args=(*self.setup, theirs), daemon=True)
+                with StopSignal.blocked():  # none is to end it before it can ignore them
+                    process.start()
+                theirs.close()
+                self.processes.append(process)
+                self.connections.append(ours)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+        for connection in self.connections:
+            connection.close()
+
+    def ask(self, name: str, *arguments: Any, count: int | None = None) -> list[Any]:
+        """What the first `count` processes (all by default) answer to bench.`name`(*arguments), all at the
+        same time.
+
+        Raises UsageError or RunError with the words of the process that failed.
+        """
+        return self.ask_each(name, [arguments] * (count or self.count))
+
+    def ask_each(self, name: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """The same with arguments of its own for each process."""
+        asked = self.connections[: len(arguments)]
+        for connection, words in zip(asked, arguments, strict=True):
+            try:
+                connection.send((name, tuple(words)))
+            except OSError:
+                raise self._failure(f"a process died before it could measure {name}") from None
+        answers: dict[int, Any] = {}
+        deadline = min(time.monotonic() + ANSWER_SECONDS, self.deadline)
+        while len(answers) < len(asked):
+            self.check_stop()
+            if time.monotonic() > deadline:
+                raise self._failure(f"measuring {name} took too long")
+            waiting = [each for index, each in enumerate(asked) if index not in answers]
+            for ready in wait(waiting, timeout=POLL_SECONDS):
+                assert isinstance(ready, Connection)
+                answers[asked.index(ready)] = self._answer(ready, name)
+        return [answers[index] for index in range(len(asked))]
+
+    def _answer(self, connection: Connection, name: str) -> Any:
+        try:
+            kind, content = connection.recv()
+        except (EOFError, OSError):
+            raise self._failure(f"a process died while it measured {name}") from None
+        if kind == "usage":
+            raise UsageError(content)
+        if kind == "fault":
+            raise self._failure(f"measuring {name}: {content}")
+        return content
+
+    def _failure(self, text: str) -> RunError:
+        return RunError(text + self.advice)
+
+
+def serve(bench: str, arguments: tuple[Any, ...], tune_allocator: bool, connection: Connection) -> None:
+    """The body of a process that measures: it answers until the process that asks is gone."""
+    StopSignal.ignore()
+    if tune_allocator:
+        cpu.tune_allocator()
+    cpu.set_thread_environment(1)
+    made: Any = None
+    while True:
+        try:
+            name, words = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            if made is None:
+                begun = time.perf_counter()
+                module = importlib.import_module(bench)
+                made = module.Bench(time.perf_counter() - begun, *arguments)
+            answer = ("measured", getattr(made, name)(*words))
+        except UsageError as error:
+            answer = ("usage", str(error))
+        except Exception as error:
+            answer = ("fault", f"{type(error).__name__}: {error}")
+        try:
+            connection.send(answer)
+        except OSError:
+            return

@@ -1,0 +1,176 @@
+"""A profile from the first measurement to its files, and how far it is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from rlcb.config.config import Config
+from rlcb.config.settings import EnvConfig
+from rlcb.errors import RunError, UsageError
+from rlcb.files import write_atomically
+from rlcb.machine.efficiency import find_profile
+from rlcb.machine.profile import Profile, Reached, describe_env, env_key, read_profile, write_profile
+from rlcb.processes.machine_load import busy_warning, measure_load
+from rlcb.processes.machine_lock import Lock, machine_lock_path
+from rlcb.processes.subprocesses import Stop
+from rlcb.profiling.advice import recommend, result_of
+from rlcb.profiling.measure import Effort, MachineMeasurement
+from rlcb.profiling.report import describe_profile
+from rlcb.profiling.request import Pair
+from rlcb.profiling.short_runs import try_out
+
+LINE_SECONDS = 10.0
+RUN_WEIGHT = 0.25  # of a short run, compared with all that is measured before the first one
+AGAIN_WEIGHT = 0.7  # of what is measured after the last one
+BUSY = "a profile and other measurements at once would slow each other down"
+BAR = "{percentage:3.0f}%|{bar}| {desc}"
+
+
+class Progress:
+    """A bar on a terminal, else a line from time to time."""
+
+    def __init__(self) -> None:
+        self._next_line = 0.0
+        self._bar: tqdm[Any] | None = None
+        if sys.stderr.isatty():
+            tqdm.set_lock(threading.RLock())
+            self._bar = tqdm(total=1.0, bar_format=BAR, dynamic_ncols=True, leave=False)
+
+    def show(self, share: float, text: str) -> None:
+        """How far all is, from 0 to 1, and what goes on."""
+        if self._bar is not None:
+            self._bar.n = max(self._bar.n, min(1.0, share))
+            self._bar.set_description_str(text, refresh=True)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_SECONDS
+            print(f"{share:4.0%} {text}", flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def reuse(folder: Path, configs: dict[Pair, Config], envs: list[EnvConfig]) -> tuple[Path, Profile]:
+    """The profile that is there, and what it says of these configurations. Raises UsageError, also if it has
+    not measured one of the environments."""
+    found = find_profile(folder, next(iter(configs.values())))
+    if not isinstance(found, tuple):
+        why = found or f"there is no profile in {folder}"
+        raise UsageError(f"--reuse: {why}; run profile_cpu.py without it")
+    path, profile = found
+    known = {each.key for each in profile.environments}
+    for env in envs:
+        if env_key(env) not in known:
+            raise UsageError(
+                f"--reuse: {path} has not measured {describe_env(env_key(env))}; "
+                "run profile_cpu.py without it"
+            )
+    before = {(each.algorithm, each.mode): each for each in profile.results}
+    results = []
+    for pair, config in configs.items():
+        old = before.get(pair)
+        same = old is not None and old.epochs == config.training.n_epochs
+        results.append(result_of(profile, config, old.reached if old is not None and same else None))
+    return path, profile.model_copy(update={"results": tuple(results)})
+
+
+def measure(
+    configs: dict[Pair, Config],
+    envs: list[EnvConfig],
+    effort: Effort,
+    folder: Path,
+    stop: Stop,
+    progress: Progress,
+) -> Profile:
+    """Measure the machine, what each script reaches on it, and once more the parts of a timestep; where a
+    short run fails, that is said at once and nothing is known of what its script reaches."""
+    lock = Lock(machine_lock_path(), BUSY, "profile")
+    lock.acquire(folder)
+    try:
+        load = measure_load()
+        warning = busy_warning(load)
+        if warning is not None:
+            print(f"{warning}: the figures will be too low", file=sys.stderr)
+        others, runs = load["cpu_percent"], RUN_WEIGHT * len(configs)
+        whole = 1 + runs + AGAIN_WEIGHT
+        machine = MachineMeasurement(next(iter(configs.values())), envs, effort, stop.check)
+        machine.measure(lambda share, text: progress.show(share / whole, text))
+        reached = short_runs(
+            configs,
+            machine.profile(others),
+            effort,
+            stop,
+            lambda number, text: progress.show((1 + RUN_WEIGHT * number) / whole, text),
+        )
+        machine.measure_parts(
+            lambda share, text: progress.show((1 + runs + AGAIN_WEIGHT * share) / whole, f"again: {text}")
+        )
+        profile = machine.profile(others)
+    finally:
+        lock.release()
+    results = tuple(result_of(profile, config, reached[pair]) for pair, config in configs.items())
+    return profile.model_copy(update={"results": results})
+
+
+def short_runs(
+    configs: dict[Pair, Config],
+    profile: Profile,
+    effort: Effort,
+    stop: Stop,
+    show: Callable[[int, str], None],
+) -> dict[Pair, Reached | None]:
+    """What each script reaches with the setup that a profile recommends; None where its run failed.
+
+    `show` gets the number of the run and what goes on.
+    """
+    reached: dict[Pair, Reached | None] = {}
+    for number, (pair, config) in enumerate(configs.items()):
+        begun = time.monotonic()
+
+        def poll(number: int = number, pair: Pair = pair, begun: float = begun) -> None:
+            show(number, f"a short run of {' '.join(pair)}, {time.monotonic() - begun:.0f} s")
+
+        poll()
+        try:
+            reached[pair] = try_out(config, recommend(profile, config), effort.run_seconds, stop, poll)
+        except RunError as error:
+            reached[pair] = None
+            tqdm.write(f"warning: {error}", file=sys.stderr)
+    return reached
+
+
+def save(profile: Profile, configs: dict[Pair, Config], folder: Path) -> Path:
+    """Write the profile as JSON, text and picture; returns the JSON's file. Games that an earlier profile of
+    this machine has, and this one has not, are taken over."""
+    from rlcb.plots.training_curves import save_figure
+    from rlcb.profiling.roofline import draw_roofline
+
+    path = write_profile(with_other_games(profile, folder / profile.file_name), folder)
+    try:
+        write_atomically(path.with_suffix(".txt"), f"{describe_profile(profile, configs)}\n".encode())
+    except OSError as error:
+        raise RunError(f"cannot write {path.with_suffix('.txt')}: {error.strerror or error}") from error
+    if profile.layers:
+        save_figure(draw_roofline(profile), path.with_suffix(".png"))
+    return path
+
+
+def with_other_games(profile: Profile, before: Path) -> Profile:
+    try:
+        old = read_profile(before)
+    except UsageError:
+        return profile  # there is none, or one that a newer version of this project cannot read
+    same = ("cpu_model", "identity", "flags", "usable_cores", "torch")
+    if any(getattr(old.machine, name) != getattr(profile.machine, name) for name in same):
+        return profile
+    known = {each.key for each in profile.environments}
+    kept = [each for each in old.environments if each.key not in known]
+    return profile.model_copy(update={"environments": (*profile.environments, *kept)})

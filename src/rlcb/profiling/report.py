@@ -1,0 +1,255 @@
+"""A profile as text, for people."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+
+from rlcb.config.config import Config
+from rlcb.machine.limits import NotMeasured, describe_model, passes, thread_counts
+from rlcb.machine.profile import NetworkSpeed, Profile, Result
+from rlcb.profiling.advice import describe_setup
+from rlcb.text import WIDTH
+
+Pair = tuple[str, str]
+NAME = 15  # columns of a row's name
+WORTH_WHILE = 0.05  # what another precision has to bring
+
+
+def describe_profile(profile: Profile, configs: Mapping[Pair, Config]) -> str:
+    """All of it; `configs` has the configuration of every result's algorithm and mode."""
+    parts = [
+        heading("KNOW YOUR MACHINE"),
+        *facts(profile),
+        "",
+        *network_table(profile, "forward"),
+        "",
+        *network_table(profile, "forward_backward"),
+        "",
+        *([*network_table(profile, "act_and_learn"), ""] if profile.act_and_learn else []),
+        *([row("layout", text)] if (text := layouts(profile)) else []),
+        row("precision", precisions(profile)),
+        *reductions(profile),
+        "",
+        heading("WHAT EACH ALGORITHM CAN REACH, timesteps per second"),
+        *limit_table(profile),
+        "",
+        heading("WHAT HOLDS IT UP"),
+        *(line for result in profile.results for line in wrapped(title(result), result.bottleneck)),
+        "",
+        heading("RECOMMENDED"),
+        *(
+            line
+            for result in profile.results
+            for line in wrapped(title(result), recommended(result, configs[result.algorithm, result.mode]))
+        ),
+        "=" * WIDTH,
+    ]
+    return "\n".join(parts)
+
+
+def heading(text: str) -> str:
+    return f"{'=' * WIDTH}\n{text}\n{'=' * WIDTH}"
+
+
+def row(name: str, text: str) -> str:
+    lines = textwrap.wrap(text, 100 - NAME) or [""]
+    return "\n".join(f"{name if index == 0 else '':<{NAME}}{line}" for index, line in enumerate(lines))
+
+
+def wrapped(name: str, text: str) -> Iterator[str]:
+    yield f"{name}:"
+    yield textwrap.fill(text, 100, initial_indent="    ", subsequent_indent="    ")
+
+
+def title(result: Result) -> str:
+    return f"{result.algorithm.upper()} {result.mode}"
+
+
+def facts(profile: Profile) -> Iterator[str]:
+    """The machine, the network, the environments, and how long things take to begin."""
+    machine, network, startup = profile.machine, profile.network, profile.startup
+    flags = f"; {', '.join(machine.flags)}" if machine.flags else ""
+    yield row(
+        "machine",
+        f"{machine.cpu_model}, {_count(machine.usable_cores, 'usable core')}, {machine.ram_gb:.0f} GB{flags}",
+    )
+    if profile.cpu_percent_of_others is not None:
+        yield row("others", f"used {profile.cpu_percent_of_others:.0f} % of the cores before")
+    bf16 = ""
+    if machine.peak_flops_bfloat16 is not None:
+        bf16 = f" ({machine.peak_flops_bfloat16 / 1e9:,.0f} in bfloat16)"
+    yield row(
+        "a busy core",
+        f"{machine.peak_flops / 1e9:,.0f} GFLOP/s{bf16} in its best matrix product or convolution; copies "
+        f"{machine.memory_bandwidth / 1e9:,.1f} GB/s in memory, {machine.cache_bandwidth / 1e9:,.0f} GB/s in "
+        "its cache",
+    )
+    yield row(
+        "network",
+        f"{describe_model(profile)}; for a sample {network.forward_flops / 1e6:,.1f} "
+        f"MFLOP forward, {network.forward_backward_flops / 1e6:,.1f} forward and backward",
+    )
+    for index, text in enumerate(environment_lines(profile)):
+        yield row("environments" if index == 0 else "", text)
+    total = startup.imports + startup.environments + startup.network
+    yield row(
+        "start-up",
+        f"{total:.1f} s for a process, all cores at once: imports {startup.imports:.1f} s, environments "
+        f"{startup.environments:.1f} s, network {startup.network:.1f} s",
+    )
+
+
+def environment_lines(profile: Profile) -> Iterator[str]:
+    """Steps a second of every environment: of a core, and of all with each number of threads."""
+    for name in dict.fromkeys(each.key for each in profile.environments):
+        mine = [each for each in profile.environments if each.key == name]
+        same = {each.threads: each for each in mine}
+        one = 1 / same[1].seconds
+        parts = [f"{one:,.0f} steps/s per core, {one * profile.cores:,.0f} in all"]
+        if (wide := same.get(profile.cores)) is not None and profile.cores > 1:
+            parts.append(f"{1 / wide.seconds:,.0f} of one process with {profile.cores} threads")
+        mode = f" ({name[1]})" if name[0].startswith("procgen-") else ""
+        options = "" if name[2] == "{}" else f" {name[2]}"
+        yield f"{name[0]}{mode}{options}: {'; '.join(parts)}"
+
+
+def processes(profile: Profile, threads: int) -> int:
+    """How many processes of so many threads were measured at once."""
+    return profile.cores // threads
+
+
+def network_table(profile: Profile, name: str) -> Iterator[str]:
+    """Samples a second of all processes by threads and samples at once."""
+    speeds: tuple[NetworkSpeed, ...] = getattr(profile, name)
+    what = {
+        "forward": "forward (acting)",
+        "forward_backward": "forward and backward (learning)",
+        "act_and_learn": "both in one (acting and learning of A2C and A3C)",
+    }[name]
+    sizes = sorted({each.size for each in speeds if each.layout == "channels_last"})
+    yield f"Samples per second of the whole machine, {what}, by samples at once"
+    yield f"{'processes x threads':<22}" + "".join(f"{size:>10,}" for size in sizes)
+    for threads in thread_counts(profile):
+        seconds, count = passes(speeds, threads, profile.precision), processes(profile, threads)
+        cells = "".join(f"{count / seconds[size]:>10,.0f}" if size in seconds else " " * 10 for size in sizes)
+        yield f"{f'{count} x {threads}':<22}{cells}"
+
+
+def ratio(profile: Profile, name: str, precision: str, layout: str) -> float | None:
+    """How many times as fast as the runs' own passes those in another precision or layout are, one thread;
+    None if they were not measured."""
+    speeds: tuple[NetworkSpeed, ...] = getattr(profile, name)
+    try:
+        other = passes(speeds, 1, precision, layout)
+    except NotMeasured:
+        return None
+    size = max(other)
+    return passes(speeds, 1, profile.precision)[size] / other[size]
+
+
+def layouts(profile: Profile) -> str:
+    forward = ratio(profile, "forward", profile.precision, "NCHW")
+    both = ratio(profile, "forward_backward", profile.precision, "NCHW")
+    if forward is None or both is None:
+        return ""  # the network does not see images
+    return (
+        f"channels_last, which this project uses, is {1 / forward:.2f} times as fast as NCHW forward, "
+        f"{1 / both:.2f} times forward and backward"
+    )
+
+
+def precisions(profile: Profile) -> str:
+    """Whether bfloat16 is worth while here, for algorithms with as many epochs as the results have."""
+    if profile.machine.peak_flops_bfloat16 is None:
+        return f"{profile.precision}; this CPU has no instructions for bfloat16"
+    other = "bfloat16" if profile.precision == "float32" else "float32"
+    forward = ratio(profile, "forward", other, "channels_last")
+    both = ratio(profile, "forward_backward", other, "channels_last")
+    if forward is None or both is None:
+        return f"{profile.precision}; {other} was not measured"
+    text = (
+        f"{other} is {forward:.2f} times as fast as {profile.precision} forward, {both:.2f} times forward "
+        "and backward"
+    )
+    epochs = sorted({result.epochs for result in profile.results} or {1})
+    faster = [each for each in epochs if gain(profile, forward, both, each) >= 1 + WORTH_WHILE]
+    if not faster:
+        return f"{text}: not worth while here"
+    where = "here and in training scripts"
+    if faster != epochs:
+        where = f"where a rollout is learned from {' or '.join(map(str, faster))} times, as in PPO"
+    return f"{text}: --set model.precision={other} makes use of it, {where}"
+
+
+def gain(profile: Profile, forward: float, both: float, epochs: int) -> float:
+    """How many times as fast a core makes a timestep, environment included, if passes are `forward` and
+    `both` times as fast."""
+    env = next((each.seconds for each in profile.environments if each.threads == 1), 0.0)
+    act, learn = (
+        min(passes(speeds, 1, profile.precision).values())
+        for speeds in (profile.forward, profile.forward_backward)
+    )
+    return (env + act + epochs * learn) / (env + act / forward + epochs * learn / both)
+
+
+def reductions(profile: Profile) -> Iterator[str]:
+    for index, each in enumerate(profile.reduce):
+        size = f"{each.bytes / 1e6:.1f} MB" if each.bytes >= 1e5 else f"{each.bytes / 1e3:.0f} kB"
+        text = f"{size} over {each.processes} processes: {1e3 * each.seconds:.2f} ms"
+        yield row("all-reduce" if index == 0 else "", text)
+
+
+def limit_table(profile: Profile) -> Iterator[str]:
+    yield f"{'':<20}{'limit':>10}{'reached':>10}{'share':>8}{'all cores':>12}{'share':>8}"
+    for result in profile.results:
+        reached = result.reached
+        fps = "-" if reached is None else f"{reached.fps:,.0f}"
+        share = "-" if result.share is None else f"{result.share:.0%}"
+        whole = "-"
+        if result.share is not None:
+            whole = f"{result.share * result.limit_fps / result.machine_limit_fps:.0%}"
+        yield (
+            f"{title(result):<20}{result.limit_fps:>10,.0f}{fps:>10}{share:>8}"
+            f"{result.machine_limit_fps:>12,.0f}{whole:>8}"
+        )
+    yield ""
+    yield textwrap.fill(
+        "limit: cores / (environment + forward + epochs x forward and backward), of A2C and A3C without the "
+        "first forward where they learn from it as well, each measured before and after the runs; of a "
+        "sequential run, of one process with its threads; all cores: with a thread for each core, which a "
+        "sequential run cannot reach; reached: a short run of the real script with the setup and the sizes "
+        "below.",
+        100,
+    )
+
+
+def recommended(result: Result, config: Config) -> str:
+    text = f"{describe_setup(result.setup, config)}; predicted {result.setup.predicted_fps:,.0f} FPS"
+    if result.reached is not None:
+        text += f"; reached with {describe_run(result, config)}"
+    before, now = config.env.num_envs, result.setup.num_envs
+    if now == before:
+        return text
+    return (
+        f"{text}. The configuration has {before} environments: {now} are faster by more than 10 % or divide "
+        "among the processes, and make the rollout larger, which changes what is learned from it"
+    )
+
+
+def describe_run(result: Result, config: Config) -> str:
+    """`rollouts of 32 x 64 steps, minibatches of 2,048`: an update on all of a rollout has none.
+
+    Its setup is added where it is not the recommended one, for which what was measured after the run counts.
+    """
+    reached = result.reached
+    assert reached is not None
+    text = f"rollouts of {reached.setup.num_envs} x {reached.n_steps} steps"
+    if reached.batch_size is not None:
+        text += f", minibatches of {reached.batch_size:,}"
+    now, before = (describe_setup(each, config) for each in (result.setup, reached.setup))
+    return text if now == before else f"{text} and {before}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

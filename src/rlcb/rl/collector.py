@@ -1,0 +1,202 @@
+"""Collecting: a policy acts in a vector of environments and a rollout is filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+
+from rlcb.errors import EnvironmentFault, RunError, first_line
+from rlcb.rl.rollout_buffer import RolloutBuffer
+from rlcb.rl.statistics import Episode
+from rlcb.rl.timing import PhaseTimer
+from rlcb.seeding import action_noise
+
+# Maps observations (N, ...) as the environment gives them to logits (N, A) and values (N,).
+Policy = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def sample_actions(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw actions by inverting the distribution function at `noise`.
+
+    logits (N, A), noise (N,) uniform in [0, 1) -> actions (N,) int64, their log-probabilities (N,) float32.
+    """
+    log_probs = torch.log_softmax(logits, dim=-1)
+    cumulative = log_probs.double().exp().cumsum(-1)
+    threshold = noise.unsqueeze(-1) * cumulative[:, -1:]  # the last sum is 1 but for rounding
+    actions = (cumulative <= threshold).sum(-1)
+    return actions, log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+
+class Collector:
+    """Steps environments first_env, first_env + 1, ... of the run and keeps what carries over between
+    rollouts."""
+
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        model: Policy,
+        seed: int,
+        first_env: int,
+        timer: PhaseTimer,
+        heartbeat: Callable[[], None],
+        act: Policy | None = None,
+    ) -> None:
+        """`heartbeat` is called between environment steps; it may raise to abandon the rollout. `act` makes
+        the model's passes that choose actions; by default nothing is kept of them."""
+        self.env = env
+        self.model = model
+        self.seed = seed
+        self.first_env = first_env
+        self.timer = timer
+        self.heartbeat = heartbeat
+        self.act = act or self._act
+        self.observations: NDArray[Any] = self._first_observations()
+        self.running_rewards = np.zeros(env.num_envs, np.float64)
+        self.running_lengths = np.zeros(env.num_envs, np.int64)
+
+    def _first_observations(self) -> NDArray[Any]:
+        try:
+            observations: NDArray[Any] = self.env.reset()[0]
+        except EnvironmentFault as fault:
+            env = self.first_env + fault.index
+            raise RunError(f"environment {env} raised at its first reset: {fault}") from fault
+        if observations.dtype != np.uint8:
+            self._require_finite(observations, "observation", "its first reset")
+        return observations
+
+    def collect(self, rollout: RolloutBuffer, update: int) -> list[Episode]:
+        """Fill `rollout` (T, N) with the model's own actions and return the episodes that ended, in order of
+        time.
+
+        Rewards are stored raw. The action noise is keyed by seed, update and environment.
+        Raises RunError if an environment raises or returns numbers that are not finite.
+        """
+        noise = torch.from_numpy(
+            action_noise(self.seed, update, self.first_env, self.env.num_envs, rollout.n_steps)
+        )
+        episodes: list[Episode] = []
+        final_observations: dict[int, NDArray[Any]] = {}
+        for t in range(rollout.n_steps):
+            self.heartbeat()
+            rollout.observations[t] = self.observations
+            with self.timer("inference"):
+                logits, values = self.act(torch.from_numpy(rollout.observations[t]))
+                with torch.inference_mode():
+                    actions, log_probs = sample_actions(logits, noise[t])
+            rollout.actions[t] = actions.numpy()
+            rollout.log_probs[t] = log_probs.numpy()
+            rollout.values[t] = values.numpy()
+            if t > 0:
+                self._bootstrap(rollout, t - 1, rollout.values[t], final_observations)
+            with self.timer("env"):
+                final_observations = self._step(rollout, t, update)
+            episodes += self._count_episodes(rollout, t)
+        with self.timer("inference"), torch.inference_mode():
+            values = self.model(torch.from_numpy(self.observations))[1]
+        self._bootstrap(rollout, rollout.n_steps - 1, values.numpy(), final_observations)
+        return episodes
+
+    def _act(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.inference_mode():
+            return self.model(observations)
+
+    def _step(self, rollout: RolloutBuffer, t: int, update: int) -> dict[int, NDArray[Any]]:
+        """Step the environments into row t; returns the final observations of the episodes that were
+        truncated."""
+        where = f"step {t} of update {update}"
+        try:
+            observations, rewards, terminated, truncated, infos = self.env.step(rollout.actions[t])
+        except EnvironmentFault as fault:
+            env = self.first_env + fault.index
+            raise RunError(f"environment {env} raised at {where}: {fault}") from fault
+        except Exception as error:
+            last_env = self.first_env + self.env.num_envs - 1
+            raise RunError(
+                f"one of the environments {self.first_env} to {last_env} raised at {where}: "
+                f"{type(error).__name__}: {first_line(error)}"
+            ) from error
+        self._require_finite(rewards, "reward", where)
+        if observations.dtype != np.uint8:
+            self._require_finite(observations, "observation", where)
+        rollout.rewards[t] = rewards
+        rollout.terminated[t] = terminated
+        rollout.truncated[t] = truncated & ~terminated  # an episode that ends both ways is a termination
+        self.observations = observations
+        cut = np.flatnonzero(rollout.truncated[t]) if "final_obs" in infos else ()
+        return {int(i): infos["final_obs"][i] for i in cut}
+
+    def _require_finite(self, values: NDArray[Any], what: str, where: str) -> None:
+        finite = np.abs(values) <= np.finfo(np.float32).max  # the rollout's precision
+        if not finite.all():
+            place = tuple(np.argwhere(~finite)[0])
+            env = self.first_env + place[0]
+            raise RunError(f"environment {env} returned {what} {values[place]} at {where}")
+
+    def _bootstrap(
+        self, rollout: RolloutBuffer, t: int, next_values: NDArray[np.float32], final: dict[int, NDArray[Any]]
+    ) -> None:
+        """Write V of the true successors of row t: of the final observation where an episode was
+        truncated."""
+        rollout.bootstrap_values[t] = next_values
+        if final:
+            with self.timer("inference"), torch.inference_mode():
+                values = self.model(torch.from_numpy(np.stack(list(final.values()))))[1]
+            rollout.bootstrap_values[t, list(final)] = values.numpy()
+
+    def _count_episodes(self, rollout: RolloutBuffer, t: int) -> list[Episode]:
+        self.running_rewards += rollout.rewards[t]
+        self.running_lengths += 1
+        ended = np.flatnonzero(rollout.terminated[t] | rollout.truncated[t])
+        episodes = [
+            Episode(t, self.first_env + int(i), float(self.running_rewards[i]), int(self.running_lengths[i]))
+            for i in ended
+        ]
+        self.running_rewards[ended] = 0.0
+        self.running_lengths[ended] = 0
+        return episodes
+
+    def state(self) -> dict[str, Any]:
+        """What the next rollout depends on; `env_states` is None if the environments cannot be saved."""
+        env_states = self.env.get_state() if hasattr(self.env, "get_state") else None
+        return {
+            "env_states": env_states
+            and [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in env_states],
+            "observations": torch.from_numpy(self.observations.copy()),
+            "running_rewards": self.running_rewards.tolist(),
+            "running_lengths": self.running_lengths.tolist(),
+        }
+
+    def load(self, state: dict[str, Any]) -> bool:
+        """Go on from a saved state. Returns False, and begins new episodes, if the environments could not be
+        saved."""
+        if state["env_states"] is None:
+            return False
+        self.env.set_state([bytes(each.numpy()) for each in state["env_states"]])  # type: ignore[attr-defined]
+        self.observations = state["observations"].numpy()
+        self.running_rewards = np.asarray(state["running_rewards"], np.float64)
+        self.running_lengths = np.asarray(state["running_lengths"], np.int64)
+        return True
+
+
+def join_states(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """The states of collectors, in the order of their environments, as the state of one."""
+    env_states: list[torch.Tensor] | None = []
+    for state in states:
+        saved = state["env_states"]
+        env_states = None if env_states is None or saved is None else env_states + saved
+    return {
+        "env_states": env_states,
+        "observations": torch.cat([state["observations"] for state in states]),
+        "running_rewards": [each for state in states for each in state["running_rewards"]],
+        "running_lengths": [each for state in states for each in state["running_lengths"]],
+    }
+
+
+def part_of_state(state: dict[str, Any], own: slice) -> dict[str, Any]:
+    """The environments `own` of a state that `join_states` made."""
+    return {name: None if value is None else value[own] for name, value in state.items()}

@@ -1,0 +1,201 @@
+"""The folder of a study: its settings and the configurations of its runs, fixed when it begins."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlcb.config.yaml_file import parse_yaml, read_config_file
+from rlcb.errors import RunError, UsageError
+from rlcb.files import write_atomically
+from rlcb.study.settings import check_study, settings_of
+from rlcb.study.state import State, state_of
+from rlcb.study.study import Cell, Study, build_study, training_flags
+
+STUDY_FILE, LOG_FILE, CONFIGS = "study.yaml", "study_log.jsonl", "configs"
+# What may change between two starts of a study: it does not change what its runs are.
+FREE = ("cooldown", "evaluate_episodes")
+MATRIX = ("algorithms", "modes", "envs", "seeds")
+Settings = dict[tuple[str, str], dict[str, Any]]
+
+
+class StudyFolder:
+    """A study and where its files lie. Making the object touches nothing on disk."""
+
+    def __init__(self, root: Path, study: Study, settings: Settings, begun: bool) -> None:
+        self.root, self.study, self.settings, self.begun = root, study, settings, begun
+        self.configs = check_study(study, settings)
+        """The configuration of every run, by its name."""
+
+    def run_folder(self, cell: Cell) -> Path:
+        return self.root / cell.name
+
+    def state(self, cell: Cell) -> State:
+        return state_of(self.study, cell, self.run_folder(cell))
+
+    def states(self) -> dict[str, State]:
+        """How every run stands, by its name."""
+        return {cell.name: self.state(cell) for cell in self.study.cells}
+
+    def training_flags(self, cell: Cell, state: State) -> list[str]:
+        """The flags with which a run begins, or goes on."""
+        if state.begun:
+            return ["--resume", "--output-dir", str(self.run_folder(cell))]
+        config = config_path(self.root, cell.algorithm, cell.mode)
+        return training_flags(self.study, cell, config, self.run_folder(cell))
+
+    def write(self) -> None:
+        """Write study.yaml and the configurations. Raises RunError, or UsageError for a place where nothing
+        can be written."""
+        try:
+            (self.root / CONFIGS).mkdir(parents=True, exist_ok=True)
+            for pair, data in self.settings.items():
+                path = config_path(self.root, *pair)
+                if not path.exists():
+                    write_atomically(path, yaml.safe_dump(data, sort_keys=False).encode())
+            write_atomically(self.root / STUDY_FILE, self._text().encode())
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {error.filename or self.root}: {error.strerror or error}"
+            ) from None
+        self.begun = True
+
+    def _text(self) -> str:
+        settings = yaml.safe_dump(self.study.model_dump(mode="json"), sort_keys=False, width=110)
+        runs = "".join(f"#   {cell.number:>3}  {cell.name}\n" for cell in self.study.cells)
+        return (
+            f"# A study. To go on with it: python run_benchmark.py --output-dir {self.root}\n"
+            f"# The configurations of its runs are in {CONFIGS}/. How a run stands is said by its folder.\n"
+            f"{settings}# runs, in their order:\n{runs}"
+        )
+
+    def log(self, event: str, **facts: Any) -> None:
+        """Add a line to study_log.jsonl: what happened when, for readers; the study never reads it."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "event": event,
+            "host": socket.gethostname(),
+            **facts,
+        }
+        try:
+            with (self.root / LOG_FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise RunError(f"cannot write to {self.root / LOG_FILE}: {error.strerror or error}") from error
+
+
+def config_path(root: Path, algorithm: str, mode: str) -> Path:
+    return root / CONFIGS / f"{algorithm}_{mode}.yaml"
+
+
+def read_study_file(path: Path) -> dict[str, Any]:
+    """The settings in a study file. Files that it names are seen from its own folder. Raises UsageError."""
+    try:
+        data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise UsageError(f"cannot read study {path}: {reason}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: expected settings of a study (algorithms, modes, envs, seeds, ...)")
+    given = {str(key): value for key, value in data.items() if value is not None}
+    if isinstance(given.get("config"), dict):
+        given["config"] = {
+            scope: str((path.parent / name).resolve()) for scope, name in given["config"].items()
+        }
+    return given
+
+
+def open_study(root: Path, given: Mapping[str, Any], extend: bool = False) -> StudyFolder:
+    """The study in a folder, or a new one for it. `given` is what a file and flags say; for a study that has
+    begun they must say the same as then, or nothing. With `extend` they may add to its matrix.
+
+    Raises UsageError, and writes nothing.
+    """
+    path = root / STUDY_FILE
+    if not path.exists():
+        _refuse_if_occupied(root)
+        if "algorithms" not in given:
+            raise UsageError(
+                "name the --algorithms, or give --study FILE, or the --output-dir of a study that has begun"
+            )
+        study = build_study(given, "study")
+        return StudyFolder(root, study, _settings(root, study), begun=False)
+    before = build_study(read_study_file(path), str(path))
+    merged = {**before.model_dump(), **given}
+    for budget, other in (("duration", "total_timesteps"), ("total_timesteps", "duration")):
+        if budget in given and other not in given:
+            merged[other] = None
+    now = build_study(merged, "study")
+    _require_same_study(root, before, now, extend)
+    settings = _settings(root, now)
+    if "config" in given:
+        _require_same_configs(root, now, settings)
+    return StudyFolder(root, now, settings, begun=True)
+
+
+def _refuse_if_occupied(root: Path) -> None:
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"--output-dir {root}: it is a file, not a folder")
+    if root.is_dir() and {entry.name for entry in root.iterdir()} - {CONFIGS}:
+        raise UsageError(f"{root} is not empty and holds no study; give another --output-dir")
+
+
+def _settings(root: Path, study: Study) -> Settings:
+    """The settings of every configuration: those that the study began with, else what the files say now."""
+    return {
+        pair: read_config_file(path)
+        if (path := config_path(root, *pair)).exists() and (root / STUDY_FILE).exists()
+        else settings_of(study, *pair)
+        for pair in study.configurations
+    }
+
+
+def _require_same_study(root: Path, before: Study, now: Study, extend: bool) -> None:
+    changed: list[str] = []
+    grown: list[str] = []
+    for key in Study.model_fields:
+        old, new = getattr(before, key), getattr(now, key)
+        if old == new or key in FREE:
+            continue
+        added = key in MATRIX and all(value in new for value in old)
+        (grown if added else changed).append(f"{key} = {_short(old)} there, {_short(new)} now")
+    if changed or (grown and not extend):
+        hint = "--extend adds runs to it" if not changed else "give another --output-dir"
+        raise UsageError(
+            f"{root} holds a study with other settings: {'; '.join([*changed, *grown])} ({hint})"
+        )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _require_same_configs(root: Path, study: Study, begun_with: Settings) -> None:
+    """A file that is named again must still say what it said when the study began."""
+    for pair, before in begun_with.items():
+        old, new = _flat(before), _flat(settings_of(study, *pair))
+        changed = [
+            f"{key} = {old.get(key)!r} there, {new.get(key)!r} now"
+            for key in sorted({*old, *new})
+            if old.get(key) != new.get(key)
+        ]
+        if changed:
+            raise UsageError(
+                f"{root} holds a study with another configuration of {' '.join(pair)}: {'; '.join(changed)} "
+                "(give another --output-dir)"
+            )
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + str(key): value}
+    return flat

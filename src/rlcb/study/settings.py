@@ -1,0 +1,145 @@
+"""The configuration of the runs of a study: file, single settings, and what every run must allow."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from rlcb.config.config import Config
+from rlcb.config.games import GAMES, procgen_game
+from rlcb.config.yaml_file import build_config, parse_yaml, read_config_file, set_value
+from rlcb.errors import UsageError, first_line
+from rlcb.paths import default_config_path
+from rlcb.study.study import ALGORITHMS, MODES, Cell, Study
+
+# What the matrix or the folder of a run decides.
+RESERVED = {
+    "algorithm": "--algorithms",
+    "mode": "--modes",
+    "env.id": "--envs",
+    "training.seed": "--seeds",
+    "training.duration_hours": "--duration",
+    "training.total_timesteps": "--total-timesteps",
+    "logging.checkpoint_dir": "--output-dir",
+    "logging.log_dir": "--output-dir",
+}
+
+
+def parse_assignments(items: list[str], flag: str) -> dict[str, str]:
+    """`KEY=VALUE` flags as a dictionary. Raises UsageError."""
+    values: dict[str, str] = {}
+    for item in items:
+        key, separator, value = item.partition("=")
+        if not separator or not key.strip() or not value.strip():
+            raise UsageError(f"{flag} {item}: expected {'NAME=FILE' if flag == '--config' else 'KEY=VALUE'}")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def parse_settings(items: list[str]) -> dict[str, Any]:
+    """The values of `--set`, read as YAML."""
+    return {key: parse_yaml(text, f"--set {key}") for key, text in parse_assignments(items, "--set").items()}
+
+
+def fits(scope: str, algorithm: str, mode: str) -> bool:
+    """Whether the runs of an algorithm and mode are meant by a scope; the empty one means all."""
+    return scope in ("", algorithm, mode, f"{algorithm}_{mode}")
+
+
+def check_scopes(study: Study) -> None:
+    """Raise UsageError for a setting or a file that no run of the study would use."""
+    scopes = [("--config", scope, f"{scope}={path}") for scope, path in study.config.items()]
+    for key in study.set:
+        scope, name = split_key(key)
+        if name in RESERVED:
+            raise UsageError(f"--set {key}: {name} belongs to the study; use {RESERVED[name]}")
+        scopes.append(("--set", scope, key))
+    for flag, scope, text in scopes:
+        if flag == "--config" and (not scope or scope in MODES):
+            raise UsageError(f"--config {text}: expected ALGORITHM=FILE or ALGORITHM_MODE=FILE")
+        if not any(fits(scope, *pair) for pair in study.configurations):
+            raise UsageError(
+                f"{flag} {text}: no run of this study is {scope!r}; possible are an algorithm "
+                f"({', '.join(ALGORITHMS)}), a mode or both, as in ppo_parallel, of those that the study has"
+            )
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """Scope and name of a setting: `ppo:training.n_epochs` is ("ppo", "training.n_epochs")."""
+    scope, separator, name = key.partition(":")
+    return (scope.lower(), name) if separator else ("", key)
+
+
+def settings_of(study: Study, algorithm: str, mode: str) -> dict[str, Any]:
+    """The settings, in plain sections, that all runs of an algorithm and mode have: the file's with the
+    study's own over them, the more special ones last. Raises UsageError."""
+    named = study.config.get(f"{algorithm}_{mode}") or study.config.get(algorithm)
+    path = Path(named) if named else default_config_path(algorithm, mode)
+    data = read_config_file(path)
+    for key, ours in (("algorithm", algorithm), ("mode", mode)):
+        if data.setdefault(key, ours) != ours:
+            raise UsageError(f"{path}: {key} = {data[key]!r}, but it is to configure {algorithm} {mode}")
+    for key in ("logging.checkpoint_dir", "logging.log_dir"):
+        section, name = key.split(".")
+        if (data.get(section) or {}).get(name) is not None:
+            raise UsageError(f"{path}: {key} would be shared by all runs; leave it out, each has its folder")
+    if study.num_envs is not None:
+        set_value(data, "env.num_envs", study.num_envs, "--num-envs")
+    if mode == "parallel" and (study.num_workers is not None or named is None):
+        # Without a number or a file that says one: as many as the machine has cores for, for all alike.
+        key = "impala.num_actors" if algorithm == "impala" else "parallel.num_workers"
+        set_value(data, key, study.num_workers, "--num-workers")
+    for key in sorted(study.set, key=lambda key: _speciality(split_key(key)[0])):
+        scope, name = split_key(key)
+        if fits(scope, algorithm, mode):
+            set_value(data, name, study.set[key], f"--set {key}")
+    return data
+
+
+def _speciality(scope: str) -> int:
+    return 0 if not scope else 2 if "_" in scope else 1
+
+
+def config_of_cell(study: Study, cell: Cell, settings: dict[str, Any]) -> Config:
+    """The configuration with which a run will begin. Raises UsageError if it is none."""
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in settings.items()}
+    source = f"{cell.algorithm} {cell.mode}"
+    values = {
+        "env.id": cell.env,
+        "training.seed": cell.seed,
+        "training.duration_hours": study.duration,
+        "training.total_timesteps": study.total_timesteps,
+    }
+    for key, value in values.items():
+        set_value(data, key, value, source)
+    return build_config(data, source)
+
+
+def check_study(study: Study, settings: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Config]:
+    """The configuration of every run, by its name. Raises UsageError if one of them cannot even begin."""
+    check_scopes(study)
+    for env in study.envs:
+        check_environment(env)
+    return {
+        cell.name: config_of_cell(study, cell, settings[cell.algorithm, cell.mode]) for cell in study.cells
+    }
+
+
+def check_environment(env: str) -> None:
+    """Raise UsageError if an environment is neither a Procgen game nor known to Gymnasium. Old Gym ones show
+    when they are made."""
+    if procgen_game(env) or env.startswith("gym:"):
+        return
+    import gymnasium  # takes a moment, which a study of Procgen games saves
+
+    module, separator, name = env.partition(":")
+    try:
+        if separator:
+            importlib.import_module(module)
+        gymnasium.spec(name if separator else env)
+    except Exception as error:  # importing a module can raise anything
+        raise UsageError(
+            f"--envs {env}: {first_line(error) or type(error).__name__}; possible are a Procgen game "
+            f"({', '.join(GAMES)}), a Gymnasium id such as CartPole-v1, or gym:<id>"
+        ) from None

@@ -1,0 +1,195 @@
+"""A study: the runs that it has, their order, and the command of each.
+
+A study is the matrix algorithms x modes x environments x seeds with one budget for every run. How a run
+stands is said by the run's own folder (study/state.py), never by the study.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+
+from rlcb.config.budget import DEFAULT_HOURS
+from rlcb.config.games import canonical_id, procgen_game
+from rlcb.config.settings import Coefficient, Count, NonNegative, PositiveFloat, Section
+from rlcb.config.yaml_file import describe_validation_error
+from rlcb.errors import UsageError
+
+ALGORITHMS = ("ppo", "impala", "a2c", "a3c")
+MODES = ("sequential", "parallel")
+# Names that the scripts for a given wall-clock time had before there were other algorithms.
+OLD_NAMES = {("ppo", "sequential"): "train_timed.py", ("ppo", "parallel"): "train_parallel_timed.py"}
+NO_SUCH_RUN = {("a3c", "sequential"): "one sequential A3C worker is A2C"}
+
+
+def _lower(text: Any) -> Any:
+    return text.lower() if isinstance(text, str) else text
+
+
+def _without_repetition(values: list[Any]) -> list[Any]:
+    repeated = [value for index, value in enumerate(values) if value in values[:index]]
+    if repeated:
+        raise ValueError(f"{repeated[0]!r} is named twice")
+    return values
+
+
+NotEmpty = Field(min_length=1)
+Once = AfterValidator(_without_repetition)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study."""
+
+    number: int
+    """Its place in the order, from 1 on."""
+    algorithm: str
+    mode: str
+    env: str
+    seed: int
+
+    @property
+    def game(self) -> str:
+        """The environment in short."""
+        return procgen_game(self.env) or self.env
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        game = re.sub(r"[^\w.-]", "-", self.game)
+        return f"{self.algorithm}_{self.mode}_{game}_seed{self.seed}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.algorithm.upper()} {self.mode}, {self.game}, seed {self.seed}"
+
+
+class Study(Section):
+    """The settings of a study. In study.yaml and in a file for --study each has the name of its flag."""
+
+    algorithms: Annotated[list[Literal["ppo", "impala", "a2c", "a3c"]], NotEmpty, Once]
+    modes: Annotated[list[Literal["sequential", "parallel"]], NotEmpty, Once] = Field(
+        default=["sequential", "parallel"]
+    )
+    envs: Annotated[list[Annotated[str, AfterValidator(canonical_id)]], NotEmpty, Once] = Field(
+        default=["procgen-coinrun-v0"]
+    )
+    seeds: Annotated[list[Annotated[NonNegative, Field(le=2**63 - 1)]], NotEmpty, Once] = Field(default=[42])
+    duration: PositiveFloat | None = None
+    """Hours of wall clock of each run; with neither this nor total_timesteps, one hour."""
+    total_timesteps: Count | None = None
+    """Timesteps of each run, instead of a duration."""
+    num_envs: Count | None = None
+    """Environments of each run, in all; None: as the configurations say."""
+    num_workers: Count | None = None
+    """Processes of each parallel run: workers, or IMPALA's actors; None: as many as suit the cores, or what a
+    file given for it says."""
+    config: dict[str, str] = Field(default={})
+    """Configuration files, by `<algorithm>_<mode>` or `<algorithm>`."""
+    set: dict[str, Any] = Field(default={})
+    """Single settings by `section.key`, for some of the runs `<algorithm>:`, `<mode>:` or
+    `<algorithm>_<mode>:` before it."""
+    evaluate_episodes: NonNegative = 100
+    """Episodes of each split after each run; 0: no evaluation."""
+    cooldown: Coefficient = 0.0
+    """Seconds to rest between two runs."""
+    order: Literal["by-seed", "by-config"] = "by-seed"
+    """by-seed: every configuration once with the first seed, then with the next one, so that what drifts on
+    the machine (heat, other load) meets all alike. by-config: all seeds of a configuration in a row."""
+
+    @field_validator("algorithms", "modes", mode="before")
+    @classmethod
+    def _ignore_case(cls, value: Any) -> Any:
+        return [_lower(each) for each in value] if isinstance(value, list) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_budget(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("duration") is None and data.get("total_timesteps") is None:
+            return {**data, "duration": DEFAULT_HOURS}
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Study:
+        if self.duration is not None and self.total_timesteps is not None:
+            raise ValueError(
+                f"duration = {self.duration:g} and total_timesteps = {self.total_timesteps}: "
+                "every run has one budget, give one of them"
+            )
+        if not self.cells:
+            raise ValueError("no run is left: A3C is asynchronous and has no sequential mode, so use A2C")
+        names = [cell.name for cell in self.cells]
+        if len({*names}) < len(names):
+            raise ValueError(f"envs = {self.envs!r}: two of them would share their folders")
+        return self
+
+    @property
+    def timed(self) -> bool:
+        return self.duration is not None
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """All runs in their order."""
+        keys = [
+            (seed, env, algorithm, mode)
+            for seed in self.seeds
+            for env in self.envs
+            for algorithm, mode in self.configurations
+        ]
+        if self.order == "by-config":
+            rank = {key: index for index, key in enumerate(self.configurations)}
+            keys.sort(key=lambda key: (self.envs.index(key[1]), rank[key[2:]]))
+        return [
+            Cell(number, algorithm, mode, env, seed)
+            for number, (seed, env, algorithm, mode) in enumerate(keys, 1)
+        ]
+
+    @property
+    def configurations(self) -> list[tuple[str, str]]:
+        """Algorithm and mode of every configuration that exists."""
+        return [pair for pair in self._pairs() if pair not in NO_SUCH_RUN]
+
+    @property
+    def left_out(self) -> list[str]:
+        """What the matrix asks for and does not exist, with the reason."""
+        return [f"{a.upper()} {m} ({NO_SUCH_RUN[a, m]})" for a, m in self._pairs() if (a, m) in NO_SUCH_RUN]
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        return [(algorithm, mode) for algorithm in self.algorithms for mode in self.modes]
+
+
+def build_study(data: Mapping[str, Any], source: str) -> Study:
+    """Validate the settings of a study. Raises UsageError with one line that names key, value and rule."""
+    unknown = [key for key in data if key not in Study.model_fields]
+    if unknown:
+        raise UsageError(
+            f"{source}: unknown key {unknown[0]!r} of a study (known: {', '.join(Study.model_fields)})"
+        )
+    try:
+        return Study.model_validate(dict(data))
+    except ValidationError as error:
+        raise UsageError(f"{source}: {describe_validation_error(error)}") from None
+
+
+def script_of(algorithm: str, mode: str, timed: bool) -> str:
+    """The training script of an algorithm, a mode and a kind of budget."""
+    suffix = "_timed" if timed else ""
+    name = f"train_{algorithm}_{mode}{suffix}.py"
+    return OLD_NAMES.get((algorithm, mode), name) if timed else name
+
+
+def training_flags(study: Study, cell: Cell, config: Path, output: Path) -> list[str]:
+    """The flags of a run that begins."""
+    budget = (
+        ["--duration", f"{study.duration:.9g}"]
+        if study.timed
+        else ["--total-timesteps", str(study.total_timesteps)]
+    )
+    flags = ["--config", str(config), "--env", cell.env, "--seed", str(cell.seed)]
+    return [*flags, *budget, "--output-dir", str(output)]

@@ -1,0 +1,224 @@
+"""What a training run prints: settings, a bar over the budget (or lines without a terminal), the summary."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from rlcb.config.budget import Budget
+from rlcb.config.config import Config
+from rlcb.cpu import describe_machine
+from rlcb.envs.levels import describe_levels
+from rlcb.machine.efficiency import describe_efficiency
+from rlcb.text import WIDTH, clock, counted, print_rows, short
+
+REFRESH_SECONDS = 0.25
+
+
+def describe_budget(budget: Budget) -> str:
+    parts = []
+    if budget.seconds is not None:
+        parts.append(f"{clock(budget.seconds)} of wall clock")
+    if budget.updates is not None:
+        parts.append(
+            f"{budget.updates * budget.timesteps_per_update:,} timesteps ({budget.updates:,} updates)"
+        )
+    return " or ".join(parts)
+
+
+def reward_text(row: dict[str, Any]) -> str:
+    mean, std = row["rollout/ep_reward_mean"], row["rollout/ep_reward_std"]
+    return "no episode yet" if mean is None else f"reward {mean:.2f} ± {std:.2f}"
+
+
+def describe_processes(config: Config) -> str:
+    if config.mode == "sequential":
+        return f"{config.env.num_envs} in groups of {config.group_size}, one process"
+    kind = "actor" if config.has_actors else "worker"
+    return (
+        f"{config.env.num_envs} in groups of {config.group_size}, "
+        f"{config.envs_per_process} for each of {counted(config.num_processes, kind)}"
+        f"{f' on {config.num_nodes} nodes' if config.num_nodes > 1 else ''}"
+    )
+
+
+def describe_learning(config: Config) -> str:
+    training = config.training
+    passes = "one step on the whole rollout"
+    if config.has_actors:
+        unrolls = config.timesteps_per_update // config.timesteps_per_unroll
+        passes = f"{counted(config.num_learners, 'learner')}, one step on {counted(unrolls, 'unroll')}"
+    if config.algorithm == "ppo":
+        size = training.batch_size or config.timesteps_per_update
+        passes = f"{training.n_epochs} epochs, minibatches of {size:,}"
+    return (
+        f"{passes}, {training.optimizer}, rate {training.learning_rate:g} ({training.lr_schedule}), "
+        f"gamma {training.gamma:g}"
+    )
+
+
+def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: Path) -> None:
+    """Print what will run, on what, and where its results will be. `facts` come from what was built."""
+    machine, env, training = describe_machine(), config.env, config.training
+    levels = f", {env.distribution_mode}, {describe_levels(env)}" if env.id.startswith("procgen-") else ""
+    per_update = config.timesteps_per_update
+    whose = "" if config.algorithm != "a3c" else " of each worker"
+    rows: dict[str, str | Path] = {
+        "algorithm": f"{config.algorithm.upper()}, {config.mode}",
+        "environment": f"{env.id}{levels}",
+        "environments": describe_processes(config),
+        "rollout": f"{training.n_steps} steps x {per_update // training.n_steps} environments{whose} "
+        f"= {per_update:,} timesteps",
+        "learning": describe_learning(config),
+        "budget": describe_budget(budget),
+        "seed": str(training.seed),
+        "machine": f"{machine['cpu_model']}, {machine['usable_cores']} usable cores, "
+        f"{machine['ram_gb']:.0f} GB",
+        **facts,
+        "results": root,
+    }
+    print("=" * WIDTH)
+    print_rows(rows, indent=14)
+    print("=" * WIDTH, flush=True)
+    if config.mode != "sequential":
+        kind = "Actor" if config.has_actors else "Worker"
+        for number in range(config.num_processes):
+            print(f"{kind} {number} started with {config.envs_per_process} environments", flush=True)
+
+
+class Progress:
+    """A live bar on a terminal, a line every `log_interval` updates elsewhere."""
+
+    def __init__(self, config: Config, budget: Budget, updates: int, elapsed: float) -> None:
+        self.budget = budget
+        self.log_interval = config.logging.log_interval
+        self.updates = updates
+        self.text = ""
+        self._next_refresh = 0.0
+        self.bar: tqdm[Any] | None = None
+        if sys.stderr.isatty():
+            # tqdm's own lock is one between processes, which a worker that ends at once would leave behind.
+            tqdm.set_lock(threading.RLock())
+            self.bar = tqdm(
+                total=1.0,
+                bar_format="{percentage:3.0f}%|{bar}| {desc}",
+                dynamic_ncols=True,
+                mininterval=REFRESH_SECONDS,
+            )
+            self.refresh(elapsed)
+
+    def refresh(self, elapsed: float) -> None:
+        """Move the bar between two updates, a few times a second at the most."""
+        now = time.monotonic()
+        if self.bar is None or now < self._next_refresh:
+            return
+        self._next_refresh = now + REFRESH_SECONDS
+        self.bar.n = self.budget.share_used(self.updates, elapsed)
+        total = "" if self.budget.seconds is None else f"/{clock(self.budget.seconds)}"
+        self.bar.set_description_str(
+            f"{clock(elapsed)}{total} {self.text or 'collecting the first rollout'}", refresh=True
+        )
+
+    def update(self, row: dict[str, Any]) -> None:
+        """Show the figures of a finished update."""
+        passed = row["update"] // self.log_interval > self.updates // self.log_interval
+        self.updates = row["update"]
+        self.text = (
+            f"update {row['update']:,} · {short(row['timesteps'])} timesteps · "
+            f"{row['time/fps']:,.0f} FPS · {reward_text(row)}"
+        )
+        if self.bar is not None:
+            self._next_refresh = 0.0
+            self.refresh(row["time/elapsed_seconds"])
+        elif passed:
+            share = self.budget.share_used(row["update"], row["time/elapsed_seconds"])
+            print(f"{share:4.0%} {clock(row['time/elapsed_seconds'])} {self.text}", flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def count_processes(record: dict[str, Any]) -> dict[str, str]:
+    """The rows of the summary that say what ran."""
+    environments = str(record["config"]["env"]["num_envs"])
+    if record["training_mode"] == "sequential":
+        return {"Environments": environments}
+    workers, kinds = len(record["workers"]), {}
+    nodes = record.get("slowest_rank", {}).get("nodes")
+    if "impala" in record:
+        actors = record["impala"]["actors"]
+        kinds = {**({"Nodes": str(nodes)} if nodes else {}), "Actors": str(actors)}
+        kinds["Learners"] = str(workers - actors)
+    elif nodes:
+        kinds["Nodes x workers"] = f"{nodes} x {workers // nodes}"
+    else:
+        kinds["Workers"] = str(workers)
+    if nodes:
+        slowest = record["slowest_rank"]
+        kinds["Slowest rank"] = (
+            f"{slowest['name']}: busy {slowest['busy_seconds']:.1f} s, "
+            f"{slowest['mean_busy_seconds']:.1f} s on average"
+        )
+    return {**kinds, "Total environments": environments}
+
+
+def who_waited(record: dict[str, Any]) -> str:
+    """Which side of IMPALA held the other up, and what would help."""
+    seconds, figures = record["duration_hours"] * 3600, record["impala"]
+    if not seconds:
+        return "nobody yet"
+    actors, learners = figures["actor_wait_seconds"] / seconds, figures["learner_wait_seconds"] / seconds
+    nodes = record.get("slowest_rank", {}).get("nodes", 1)
+    between = ""
+    if nodes > 1:
+        between = f"; learners spent {figures['learner_sync_seconds'] / seconds:.0%} on those of other nodes"
+    if actors > learners:
+        return (
+            f"learner-bound: actors waited {actors:.0%} of the time (learners {learners:.0%}); "
+            f"fewer actors or a larger batch would help{between}"
+        )
+    advice = "more actors or more environments for each would help"
+    if len(record["workers"]) > nodes * record["hardware"]["usable_cores"]:
+        advice = "they share the cores, so actors ran meanwhile"
+    return f"actor-bound: learners waited {learners:.0%} of the time (actors {actors:.0%}); {advice}{between}"
+
+
+def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -> None:
+    """Print TRAINING SUMMARY from the content of benchmark_metrics.json."""
+    performance, efficiency = record["performance"], describe_efficiency(record)
+
+    def reward(key: str) -> str:
+        return "no episode finished" if performance[key] is None else f"{performance[key]:.2f}"
+
+    rows = {
+        "Status": record["status"],
+        "Duration": f"{clock(record['duration_hours'] * 3600)} ({record['duration_hours']:.4f} hours)",
+        "Total timesteps": f"{record['total_timesteps']:,}",
+        "Total updates": f"{record['total_updates']:,}",
+        "Total episodes": f"{record['total_episodes']:,}",
+        **count_processes(record),
+        "Average FPS": f"{record['average_fps']:,.1f}",
+        "Final FPS": f"{record['final_fps']:,.1f}",
+        **({} if efficiency is None else {"Efficiency": efficiency}),
+        "Initial reward": reward("initial_reward"),
+        "Final reward": reward("final_reward"),
+        "Best reward": reward("best_reward"),
+        "Peak memory": f"{record['resource_usage']['peak_memory_gb']:.2f} GB",
+        "Time spent": ", ".join(
+            f"{phase} {part['share']:.0%}"
+            for phase, part in record["time_breakdown"].items()
+            if part["share"] >= 0.005
+        ),
+        **({"Who waited": who_waited(record)} if "impala" in record else {}),
+        "Checkpoint": "none" if checkpoint is None else checkpoint,
+        "Results": root,
+    }
+    print(f"\n{'=' * WIDTH}\nTRAINING SUMMARY\n{'=' * WIDTH}")
+    print_rows({f"{name}:": value for name, value in rows.items()}, indent=20)
+    print("=" * WIDTH, flush=True)

@@ -1,0 +1,228 @@
+"""What is kept of a run while it goes on and when it ends: console, metrics files, checkpoints, the
+record."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rlcb.config.budget import Budget
+from rlcb.config.config import Config
+from rlcb.rl.statistics import EpisodeStatistics
+from rlcb.rl.timing import PHASES
+from rlcb.training.base import LearningProcess, Update
+from rlcb.training.checkpoint import keep_newest, save_checkpoint, step_of
+from rlcb.training.console import Progress, print_summary
+from rlcb.training.metrics_writer import MetricsWriter
+from rlcb.training.resource_monitor import ResourceMonitor
+from rlcb.training.results import write_record
+from rlcb.training.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+FINAL_FPS_SECONDS = 30.0
+
+
+class Clock:
+    """Seconds of training, those before a restart included."""
+
+    def __init__(self) -> None:
+        self.before = 0.0
+        self.update_seconds = 0.0
+        """What the last update took, one before a restart included."""
+        self._started: float | None = None
+
+    def start(self) -> None:
+        self._started = time.perf_counter()
+
+    def in_process(self) -> float:
+        return 0.0 if self._started is None else time.perf_counter() - self._started
+
+    def elapsed(self) -> float:
+        return self.before + self.in_process()
+
+
+class Recorder:
+    """Follows a run: statistics, console, metrics files, checkpoints, and the record at the end."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        trainer: LearningProcess,
+        clock: Clock,
+        checkpoint: dict[str, Any] | None,
+        root_process: int,
+    ) -> None:
+        """`root_process` is the number of the process whose tree is the run, for memory and CPU time."""
+        self.config = config
+        self.folder = folder
+        self.trainer = trainer
+        self.clock = clock
+        self.budget = Budget.of(config)
+        self.start_time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.episodes = EpisodeStatistics()
+        self.peak_before_gb = 0.0
+        self.best: dict[str, Any] | None = None
+        if checkpoint is not None:
+            self.start_time = checkpoint["start_time"]
+            self.peak_before_gb = checkpoint["peak_memory_gb"]
+            self.episodes.load(checkpoint["episodes"])
+        updates = trainer.counters.updates
+        resume_update = None if checkpoint is None else updates
+        self.writer = MetricsWriter(folder.logs, config.logging.tensorboard, resume_update)
+        self.monitor = ResourceMonitor(config.logging.memory_interval_seconds, root_process)
+        self.progress = Progress(config, self.budget, updates, clock.elapsed())
+        self.first_timesteps = trainer.counters.timesteps
+        self.boundaries = deque([(self.first_timesteps, clock.elapsed())])
+        """Timesteps and seconds at the ends of updates, those of the last FINAL_FPS_SECONDS."""
+        if checkpoint is not None and "boundaries" in checkpoint:  # older ones do not have them
+            self.boundaries = deque(checkpoint["boundaries"])
+        self.updates = updates
+        self.saved_at = (updates, clock.elapsed())
+        self.snapshot = self._take_snapshot(clock.elapsed(), clock.update_seconds)
+        self.phases = mean_phases(trainer.phase_seconds)
+
+    def _take_snapshot(self, elapsed: float, update_seconds: float) -> dict[str, Any]:
+        """The content of a checkpoint of this update boundary, to which the last update took that long."""
+        return {
+            "algorithm": self.config.algorithm,
+            "mode": self.config.mode,
+            "config": self.config.model_dump(mode="json"),
+            **self.trainer.state(),
+            "start_time": self.start_time,
+            "elapsed_seconds": elapsed,
+            "update_seconds": update_seconds,
+            "peak_memory_gb": max(self.peak_before_gb, self.monitor.peak_gb),
+            "episodes": self.episodes.state(),
+            "boundaries": list(self.boundaries),
+        }
+
+    def after_update(self, update: Update, learning_rate: float) -> None:
+        """Take in a finished update: snapshot, row, console, and a checkpoint when one is due."""
+        before, elapsed = self.snapshot, self.clock.elapsed()
+        if self.episodes.add(update.episodes):
+            self.best = before  # the parameters that acted in these episodes, or slightly older ones
+        last_timesteps, last_elapsed = self.boundaries[-1]
+        counters, phases = self.trainer.counters, mean_phases(self.trainer.phase_seconds)
+        self.boundaries.append((counters.timesteps, elapsed))
+        while len(self.boundaries) > 2 and self.boundaries[1][1] <= elapsed - FINAL_FPS_SECONDS:
+            self.boundaries.popleft()
+        if self.trainer.take_state:
+            self.snapshot = self._take_snapshot(elapsed, elapsed - last_elapsed)
+        row = {
+            "timesteps": counters.timesteps,
+            "update": counters.updates,
+            "time/elapsed_seconds": round(elapsed, 4),
+            "time/fps": (counters.timesteps - last_timesteps) / (elapsed - last_elapsed),
+            "time/fps_average": (counters.timesteps - self.first_timesteps) / self.clock.in_process(),
+            **self.episodes.row(),
+            **{name if "/" in name else f"train/{name}": value for name, value in update.figures.items()},
+            "train/learning_rate": learning_rate,
+            **{f"profile/{phase}_seconds": round(phases[phase] - self.phases[phase], 5) for phase in PHASES},
+            "system/memory_gb": self.monitor.memory_gb,
+            "system/cpu_percent": self.monitor.cpu_percent,
+        }
+        self.phases = phases
+        self.writer.write(row)
+        self.progress.update(row)
+        seconds = self.snapshot["elapsed_seconds"] - self.saved_at[1]
+        interval = self.config.logging.checkpoint_interval
+        # A3C's first worker sees its own updates, between which others have made theirs.
+        passed, self.updates = counters.updates // interval > self.updates // interval, counters.updates
+        if passed or seconds >= self.config.logging.checkpoint_minutes * 60:
+            self.save_step()
+
+    def at_the_end(self) -> None:
+        """Take the state of the last boundary, which the trainer has taken."""
+        self.snapshot = self._take_snapshot(self.boundaries[-1][1], self.clock.update_seconds)
+
+    def save_step(self) -> Path:
+        return self.save(f"step_{self.snapshot['counters']['timesteps']}")
+
+    def save(self, kind: str) -> Path:
+        """Write the snapshot of the last update boundary as a checkpoint, and the best one if it is new."""
+        path = self.folder.checkpoint(kind)
+        save_checkpoint(path, self.snapshot)
+        if self.best is not None:
+            save_checkpoint(self.folder.checkpoint("best"), self.best)
+            self.best = None
+        if step_of(path) is not None:
+            keep_newest(self.folder.checkpoints, self.folder.stem, self.config.logging.keep_checkpoints)
+        self.saved_at = (self.snapshot["counters"]["updates"], self.snapshot["elapsed_seconds"])
+        return path
+
+    def finish(self, status: str, checkpoint: Path | None) -> None:
+        """Close the files, write the record of the last update boundary, print the summary."""
+        self.progress.close()
+        self.monitor.stop()
+        self.writer.close()
+        snapshot, counters = self.snapshot, self.snapshot["counters"]
+        if status != "completed":
+            self.writer.keep_until(counters["updates"])  # the files end where the checkpoint does
+        elapsed = snapshot["elapsed_seconds"]
+        episodes = EpisodeStatistics()
+        episodes.load(snapshot["episodes"])
+        (first_timesteps, first_elapsed), (last_timesteps, last_elapsed) = (
+            self.boundaries[0],
+            self.boundaries[-1],
+        )
+        window = last_elapsed - first_elapsed
+        peak = max(self.peak_before_gb, self.monitor.peak_gb)
+        names = self.trainer.process_names()
+        figures = {
+            "start_time": self.start_time,
+            "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "duration_hours": round(elapsed / 3600, 9),
+            "total_timesteps": counters["timesteps"],
+            "total_updates": counters["updates"],
+            "total_episodes": episodes.count,
+            "average_fps": round(counters["timesteps"] / elapsed, 3) if elapsed else 0.0,
+            "final_fps": round((last_timesteps - first_timesteps) / window, 3) if window else 0.0,
+            "performance": episodes.performance(),
+            "resource_usage": {**self.monitor.usage(), "peak_memory_gb": round(peak, 4)},
+            "time_breakdown": breakdown(mean_phases(snapshot["phase_seconds"]), elapsed),
+            "workers": [
+                {
+                    "name": names[rank],
+                    "threads": threads,
+                    "time_breakdown": breakdown(phases, elapsed),
+                }
+                for rank, (threads, phases) in enumerate(
+                    zip(snapshot["threads"], snapshot["phase_seconds"], strict=True)
+                )
+            ],
+        }
+        figures |= self.trainer.figures()
+        print_summary(write_record(self.folder, self.config, status, figures), self.folder.root, checkpoint)
+
+    def finish_failed(self) -> None:
+        """Save the last update boundary and the record; a second failure must not hide the first."""
+        checkpoint = None
+        try:
+            if self.snapshot["counters"]["updates"] > self.saved_at[0]:
+                checkpoint = self.save_step()
+        except Exception as error:
+            logger.error("could not save the last update of the failed run: %s", error)
+        try:
+            self.finish("failed", checkpoint)
+        except Exception as error:
+            logger.error("could not write the record of the failed run: %s", error)
+
+
+def mean_phases(processes: list[dict[str, float]]) -> dict[str, float]:
+    """Seconds of each phase, the mean over the processes."""
+    return {phase: sum(process[phase] for process in processes) / len(processes) for phase in PHASES}
+
+
+def breakdown(seconds: dict[str, float], total: float) -> dict[str, dict[str, float]]:
+    """Phase -> {seconds, share of `total`}, with everything that no phase measured as `other`."""
+    parts = {**seconds, "other": max(0.0, total - sum(seconds.values()))}
+    return {
+        phase: {"seconds": round(value, 3), "share": round(value / total, 4) if total else 0.0}
+        for phase, value in parts.items()
+    }

@@ -1,0 +1,127 @@
+"""What a run says of itself when it ends: benchmark_metrics.json, training_summary.json, metrics.json."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rlcb.config.config import Config
+from rlcb.cpu import describe_machine
+from rlcb.errors import Interrupted, RunError
+from rlcb.files import write_json
+from rlcb.machine.efficiency import efficiency_of
+from rlcb.rl.statistics import EpisodeStatistics
+from rlcb.software import describe_software
+from rlcb.training.metrics_writer import read_rows, write_columns
+from rlcb.training.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+
+
+def write_record(folder: RunFolder, config: Config, status: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Write the three files and return the content of benchmark_metrics.json.
+
+    `status` is completed, interrupted or failed. `figures` has start_time, end_time, duration_hours,
+    total_timesteps, total_updates, total_episodes, average_fps, final_fps, performance, resource_usage,
+    time_breakdown and workers.
+    """
+    threads = [worker["threads"] for worker in figures["workers"]]
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "status": status,
+        "algorithm": config.algorithm,
+        "training_mode": config.mode,
+        "env": config.env.id,
+        "seed": config.training.seed,
+        **figures,
+        **efficiency_of(config, figures["average_fps"], threads[0] if threads else None),
+        "hardware": {**describe_machine(), "threads": threads},
+        "software": describe_software(),
+        "config": config.model_dump(mode="json"),
+    }
+    performance, usage = record["performance"], record["resource_usage"]
+    summary = {
+        "algorithm": config.algorithm,
+        "mode": config.mode,
+        "status": status,
+        "duration_hours": record["duration_hours"],
+        "total_timesteps": record["total_timesteps"],
+        "total_updates": record["total_updates"],
+        "avg_fps": record["average_fps"],
+        "final_fps": record["final_fps"],
+        "peak_memory_gb": usage["peak_memory_gb"],
+        "initial_reward": performance["initial_reward"],
+        "final_reward": performance["final_reward"],
+        "best_reward": performance["best_reward"],
+        "num_episodes": record["total_episodes"],
+    }
+    try:
+        if folder.rows.exists():
+            write_columns(folder.rows, folder.root / "metrics.json")
+        write_json(folder.root / "training_summary.json", summary)
+        write_json(folder.root / "benchmark_metrics.json", record)
+    except OSError as error:
+        raise RunError(f"cannot write the results to {folder.root}: {error.strerror or error}") from error
+    return record
+
+
+def write_failed_record(folder: RunFolder, config: Config) -> None:
+    """The record of a run whose main process died, unless it has left one itself: what its metrics file says,
+    null for what only it knew. A second failure must not hide the first, so it is only said."""
+    if (folder.root / "benchmark_metrics.json").exists():
+        return
+    try:
+        rows = read_rows(folder.rows) if folder.rows.exists() else []
+        write_record(folder, config, "failed", figures_of(rows))
+    except (OSError, ValueError, RunError) as error:
+        logger.error("could not write the record of the failed run: %s", error)
+
+
+@contextlib.contextmanager
+def failure_recorded(folder: RunFolder, config: Config) -> Iterator[list[Path]]:
+    """Gives a list that is to have the folder once it is the run's: if the run fails from then on without a
+    record of its own, one is written."""
+    taken: list[Path] = []
+    try:
+        yield taken
+    except Interrupted:
+        raise
+    except BaseException:
+        if taken:
+            write_failed_record(folder, config)
+        raise
+
+
+def figures_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the rows of a metrics file say of their run."""
+    last = rows[-1] if rows else {}
+    elapsed, timesteps = last.get("time/elapsed_seconds", 0.0), last.get("timesteps", 0)
+    return {
+        "start_time": None,
+        "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "duration_hours": round(elapsed / 3600, 9),
+        "total_timesteps": timesteps,
+        "total_updates": last.get("update", 0),
+        "total_episodes": last.get("rollout/episodes", 0),
+        "average_fps": round(timesteps / elapsed, 3) if elapsed else None,
+        "final_fps": last.get("time/fps"),
+        "performance": {
+            **EpisodeStatistics().performance(),
+            "final_reward": last.get("rollout/ep_reward_mean"),
+            "average_reward_last_100_episodes": last.get("rollout/ep_reward_mean"),
+        },
+        "resource_usage": {
+            "peak_memory_gb": max((row["system/memory_gb"] for row in rows), default=None),
+            "average_memory_gb": None,
+            "average_cpu_percent": None,
+            "others_cpu_percent": None,
+        },
+        "time_breakdown": None,
+        "workers": [],
+    }

@@ -1,0 +1,202 @@
+"""A whole training run: from the folder that it takes to the last checkpoint that it leaves.
+
+However a run ends, its last update boundary is in a checkpoint or can be reached from one, and
+benchmark_metrics.json says how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlcb import cpu
+from rlcb.config.budget import Budget
+from rlcb.config.config import Config
+from rlcb.errors import Interrupted, PeerLost
+from rlcb.processes.shared_memory import map_shared, open_rollout
+from rlcb.processes.signals import StopSignal
+from rlcb.rl.communicator import Communicator
+from rlcb.training.base import LearningProcess
+from rlcb.training.checkpoint import newest_checkpoint
+from rlcb.training.console import print_settings
+from rlcb.training.recorder import Clock, Recorder
+from rlcb.training.results import failure_recorded
+from rlcb.training.run_folder import RunFolder
+from rlcb.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+LAST_SHARE = 0.9999  # an annealed learning rate is never 0, not even past the end of a timed budget
+
+
+def learning_rate_of(config: Config, budget: Budget, updates: int, elapsed: float) -> float:
+    """The learning rate of the update after `updates` updates: constant, or falling linearly over the
+    budget."""
+    training = config.training
+    if training.lr_schedule == "constant":
+        return training.learning_rate
+    return training.learning_rate * (1 - min(budget.share_used(updates, elapsed), LAST_SHARE))
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a process of a run is given by whoever started it. The defaults are those of a run of one
+    process."""
+
+    communicator: Communicator = field(default_factory=Communicator)
+    check_stop: Callable[[], None] = lambda: None
+    """Raises Interrupted once the run is to stop; called between environment steps and between
+    microbatches."""
+    rollout_memory: Callable[[int], Any] | None = None
+    """Gives memory, of a size in bytes, that all processes of the run share; None: the rollout is private."""
+    make_trainer: Callable[..., LearningProcess] = Trainer
+    root_process: int = field(default_factory=os.getpid)
+    asked_to_stop: Callable[[], int] = lambda: 0
+    """The number of the signal that asks the run to stop at its next update boundary, 0 without one."""
+    on_taken: Callable[[Path], None] = lambda root: None
+    """Told, in the main process, the folder that the run has taken: from then on it needs a record."""
+
+
+def train(
+    config: Config,
+    folder: RunFolder,
+    num_threads: int,
+    resume: bool = False,
+    overwrite: bool = False,
+    process: Process | None = None,
+) -> int:
+    """Train until the budget ends or a signal comes; returns the exit code. Every process of a run calls it.
+
+    `resume` goes on from the folder's newest checkpoint, or from the beginning if there is none yet. Raises
+    UsageError before anything is written, and RunError when the run fails later; its record then says so.
+    """
+    process = process or Process()
+    communicator = process.communicator
+    cpu.set_torch_threads(num_threads)
+    clock, budget = Clock(), Budget.of(config)
+    recorder: Recorder | None = None
+
+    def heartbeat() -> None:
+        process.check_stop()
+        if recorder is not None:
+            recorder.progress.refresh(clock.elapsed())
+
+    trainer = process.make_trainer(config, communicator, num_threads, heartbeat, process.rollout_memory)
+    with contextlib.closing(folder), contextlib.closing(trainer):
+        checkpoint = prepare(config, folder, trainer, resume, overwrite)
+        if communicator.is_main:
+            process.on_taken(folder.root)
+        if checkpoint is not None:
+            clock.before = checkpoint["elapsed_seconds"]
+            clock.update_seconds = checkpoint.get("update_seconds", 0.0)  # older ones do not say it
+        trainer.exchange([])
+        if communicator.is_main:
+            print_settings(config, budget, trainer.facts(), folder.root)
+            recorder = Recorder(config, folder, trainer, clock, checkpoint, process.root_process)
+        try:
+            interruption = run_until_done(config, trainer, recorder, clock, budget, process)
+            if recorder is not None and interruption is None:
+                recorder.finish("completed", recorder.save("final"))
+            elif recorder is not None:
+                recorder.finish("interrupted", recorder.save_step())
+        except BaseException:
+            if recorder is not None:
+                recorder.finish_failed()
+            raise
+    return 0 if interruption is None else interruption.exit_code
+
+
+def prepare(
+    config: Config, folder: RunFolder, trainer: LearningProcess, resume: bool, overwrite: bool
+) -> dict[str, Any] | None:
+    """Take the run's folder, and load its newest checkpoint if it is resumed, which is returned."""
+    found = None
+    if resume:
+        if trainer.communicator.is_main:
+            folder.take()
+        trainer.communicator.barrier()  # from here on no other run writes there
+        found = trainer.communicator.once(lambda: newest_checkpoint(folder.checkpoints, folder.stem))
+    if found is not None:
+        trainer.load(found[1])
+    trainer.communicator.broadcast_(trainer.learner.parameters)
+    trainer.communicator.barrier()  # all have read before the main process changes the folder
+    if trainer.communicator.is_main:
+        if found is None:
+            if resume and folder.begins_anew():
+                logger.warning("no checkpoint in %s yet: the run begins anew", folder.checkpoints)
+            folder.claim(config, overwrite or resume)
+        else:
+            folder.reopen(config, found[0], trainer.counters.timesteps)
+    return None if found is None else found[1]
+
+
+def run_until_done(
+    config: Config,
+    trainer: LearningProcess,
+    recorder: Recorder | None,
+    clock: Clock,
+    budget: Budget,
+    process: Process,
+) -> Interrupted | None:
+    """Update after update, until the budget ends (None) or the run is interrupted.
+
+    Every process follows the main process's clock.
+    """
+    if recorder is not None:
+        recorder.monitor.start()
+    due = config.logging
+    try:
+        trainer.communicator.barrier()  # no worker's time begins before all are ready
+        clock.start()
+        elapsed, taken, signal_number = clock.before, -math.inf, 0  # the first boundary is kept
+        while trainer.may_begin(budget, elapsed, clock.update_seconds):
+            next_update = trainer.counters.updates + 1
+            trainer.take_state = (
+                elapsed + clock.update_seconds - taken >= due.snapshot_seconds
+                or next_update % due.checkpoint_interval == 0
+            )
+            learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
+            update = trainer.iterate(learning_rate)
+            if recorder is not None:
+                recorder.after_update(update, learning_rate)
+            now, signal_number = trainer.communicator.boundary(clock.elapsed(), process.asked_to_stop())
+            elapsed, clock.update_seconds = now, now - elapsed
+            taken = elapsed if trainer.take_state else taken
+            if signal_number:
+                break
+        trainer.take_state = True
+        rest = trainer.finish()
+        if rest is not None and recorder is not None:
+            recorder.after_update(rest, learning_rate_of(config, budget, trainer.counters.updates, elapsed))
+        trainer.exchange([])
+        if recorder is not None:
+            recorder.at_the_end()
+        return Interrupted(signal_number) if signal_number else None
+    except Interrupted as interruption:
+        return interruption
+    except PeerLost:  # when a run is stopped, others may leave first
+        try:
+            process.check_stop()
+        except Interrupted as interruption:
+            return interruption
+        raise
+
+
+def train_in_one_process(
+    config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool
+) -> int:
+    """A sequential run: train in this process and stop at a signal."""
+
+    def rollout_memory(size: int) -> Any:
+        return map_shared(open_rollout(config.parallel, size))
+
+    memory = None if config.parallel.buffer == "auto" else rollout_memory
+    with StopSignal() as stop, failure_recorded(folder, config) as taken:
+        process = Process(check_stop=stop.check, rollout_memory=memory, on_taken=taken.append)
+        return train(config, folder, num_threads, resume, overwrite, process)

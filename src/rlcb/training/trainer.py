@@ -1,0 +1,188 @@
+"""One process's part of a run: its environments, the network, and how they make one update after another.
+
+It does not know how many processes there are: its communicator does.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from rlcb import seeding
+from rlcb.config.config import LEARN_AS_THEY_ACTED, Config, keeps_acting_passes
+from rlcb.envs.vector_env import make_vector_env, native_threads, spaces_of
+from rlcb.errors import UsageError
+from rlcb.rl import a2c
+from rlcb.rl.activation_cache import ActingPasses, activation_bytes
+from rlcb.rl.collector import Collector, join_states, part_of_state
+from rlcb.rl.communicator import Communicator
+from rlcb.rl.gae import generalised_advantages
+from rlcb.rl.reward_scaler import RewardScaler
+from rlcb.rl.rollout_buffer import RolloutBuffer, rollout_bytes
+from rlcb.rl.statistics import Episode
+from rlcb.rl.timing import PhaseTimer
+from rlcb.training.base import Counters, LearningProcess, Update, slowest_rank
+
+logger = logging.getLogger(__name__)
+
+BUSY = ("env", "inference", "learn")  # phases in which a process does not wait for others
+
+
+class Trainer(LearningProcess):
+    """Environments, model, rollout and learner of one process, and the state that a checkpoint holds."""
+
+    def __init__(
+        self,
+        config: Config,
+        communicator: Communicator,
+        num_threads: int,
+        heartbeat: Callable[[], None],
+        rollout_memory: Callable[[int], Any] | None = None,
+    ) -> None:
+        """Build everything. Raises UsageError if environment and network cannot be made as configured.
+
+        `rollout_memory` gives the memory, of a size in bytes, that all processes write their part of the
+        rollout into; without it the rollout lies in private memory.
+        """
+        timer = PhaseTimer()
+        training, seed, count = config.training, config.training.seed, config.envs_per_process
+        self.first_env = communicator.rank * count
+        first_group = self.first_env // config.group_size
+        self.groups = range(first_group, first_group + count // config.group_size)
+        group_seeds = [seeding.group_seed(seed, group) for group in self.groups]
+        self.env = make_vector_env(config.env, group_seeds, config.group_size, native_threads(num_threads))
+        super().__init__(config, communicator, num_threads, heartbeat, timer, spaces_of(self.env))
+        self.rollout, self.part = self._make_rollout(rollout_memory)
+        self.passes = self._passes(heartbeat)
+        act = None if self.passes is None else self.passes.act
+        self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat, act)
+        self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
+
+    def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
+        """The node's rollout, which is learned from, and the columns of it that this process fills."""
+        n_steps, count = self.config.training.n_steps, self.config.envs_per_process
+        num_envs = self.config.env.num_envs // self.communicator.num_nodes
+        block = memory(rollout_bytes(n_steps, num_envs, self.spaces)) if memory is not None else None
+        rollout = RolloutBuffer(n_steps, num_envs, self.spaces, block)
+        return rollout, rollout.columns(self.first_env % num_envs, count)
+
+    def _passes(self, heartbeat: Callable[[], None]) -> ActingPasses | None:
+        """Where the passes of acting are kept, if they are. Raises UsageError if that is not possible."""
+        if self.config.algorithm not in LEARN_AS_THEY_ACTED:
+            return None
+        size = activation_bytes(self.model)
+        if self.config.hardware.keep_acting_passes and not size:
+            raise UsageError("hardware.keep_acting_passes = true: this network has no convolutions to keep")
+        if not keeps_acting_passes(self.config, size):
+            return None
+        return ActingPasses(self.model, self.part, size, heartbeat)
+
+    def facts(self) -> dict[str, str]:
+        if self.passes is None:
+            return super().facts()
+        size = self.passes.sample_bytes * self.part.num_samples / 2**20
+        return {**super().facts(), "passes": f"learns from those of acting, {size:.0f} MB a process"}
+
+    def iterate(self, learning_rate: float) -> Update:
+        """One update: collect a rollout, compute its advantages, learn from it."""
+        number = self.counters.updates
+        episodes = self.collector.collect(self.part, number)
+        with self.timer("wait"):
+            self.communicator.barrier()
+        self._compute_advantages()
+        self.communicator.barrier()  # from here on every process reads what the others wrote
+        self.learner.set_learning_rate(learning_rate)
+        figures = self.learn(self.rollout, number)
+        self.count_update(self.rollout.num_samples * self.communicator.num_nodes)
+        return Update(self.exchange(episodes), figures)
+
+    def learn(self, rollout: RolloutBuffer, number: int) -> dict[str, float | None]:
+        """Make the update of this number from a finished rollout; returns the figures of learning."""
+        if self.passes is not None:
+            return a2c.update(self.learner, rollout, self.config, number, self.passes)
+        figures: dict[str, float | None] = self.algorithm.update(self.learner, rollout, self.config, number)
+        return figures
+
+    def _compute_advantages(self) -> None:
+        """Write what is learned from beside what was collected."""
+        part, training = self.part, self.config.training
+        part.scaled_rewards[:] = part.rewards
+        if training.normalize_rewards:
+            ended = part.terminated | part.truncated
+            part.scaled_rewards[:] = self.scaler.scale(part.rewards, ended, self.communicator)
+        if not self.algorithm.USES_GAE:
+            return
+        part.advantages[:], part.returns[:] = generalised_advantages(
+            part.scaled_rewards,
+            part.values,
+            part.bootstrap_values,
+            part.terminated,
+            part.truncated,
+            training.gamma,
+            training.gae_lambda,
+        )
+
+    def exchange(self, episodes: list[Episode]) -> list[Episode]:
+        part: dict[str, Any] = {"episodes": episodes, "phase_seconds": dict(self.timer.seconds)}
+        if self.take_state:
+            part["collector"] = self.collector.state()
+            part["discounted_returns"] = self.scaler.returns.tolist()
+            part["threads"] = torch.get_num_threads()
+        parts = self.communicator.gather(part)
+        if parts is None:
+            return []
+        self.phase_seconds = [each["phase_seconds"] for each in parts]
+        if self.take_state:
+            self._state = self._join(parts)
+        return sorted((episode for each in parts for episode in each["episodes"]), key=lambda each: each[:2])
+
+    def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """A copy of everything that the next update depends on, from the parts of all processes."""
+        return {
+            "spaces": self.spaces.to_dict(),
+            "learner": copy.deepcopy(self.learner.state()),
+            "counters": asdict(self.counters),
+            "scaler": {
+                **self.scaler.state(),
+                "returns": [value for part in parts for value in part["discounted_returns"]],
+            },
+            "collector": join_states([part["collector"] for part in parts]),
+            "rng": {"torch": torch.get_rng_state()},
+            "phase_seconds": self.phase_seconds,
+            "threads": [part["threads"] for part in parts],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.require_spaces(state)
+        own = slice(self.first_env, self.first_env + self.config.envs_per_process)
+        self.learner.load(state["learner"])
+        self.counters = Counters(**state["counters"])
+        self.scaler.load({**state["scaler"], "returns": state["scaler"]["returns"][own]})
+        torch.set_rng_state(state["rng"]["torch"])
+        self.timer.seconds.update(state["phase_seconds"][self.communicator.rank])
+        if not self.collector.load(part_of_state(state["collector"], own)):
+            if self.communicator.is_main:
+                logger.warning("%s cannot be saved: the run goes on with new episodes", self.config.env.id)
+            self._restart_environments()
+
+    def _restart_environments(self) -> None:
+        """Begin new episodes, with seeds that the run has not used."""
+        seed, update = self.config.training.seed, self.counters.updates
+        group_seeds = [seeding.restart_seed(seed, group, update) for group in self.groups]
+        self.collector.observations = self.env.restart(group_seeds)
+        self.scaler.returns[:] = 0.0  # those of episodes that do not go on
+
+    def figures(self) -> dict[str, Any]:
+        """In a distributed run, the rank that the others wait for: the one that is busy longest."""
+        if not self.state():
+            return {}
+        busy = [sum(each[phase] for phase in BUSY) for each in self.state()["phase_seconds"]]
+        return slowest_rank(self.communicator, busy)
+
+    def close(self) -> None:
+        self.env.close()

@@ -1,0 +1,130 @@
+"""A process finds its place in a distributed run, and is refused when it is told two things."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from rlcb.cluster import launch
+from rlcb.cluster.launch import discover, settle
+from rlcb.cluster.network import VARIABLE, require_own_address, use_interface
+from rlcb.config.settings import ClusterConfig
+from rlcb.errors import UsageError
+
+ELASTIC = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "192.0.2.7",
+    "MASTER_PORT": "4000",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+STEP = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_JOB_NUM_NODES": "2",
+    "MASTER_ADDR": "192.0.2.7",
+    "SLURM_RESTART_COUNT": "1",
+}
+
+
+def find(environ: dict[str, str], node_rank: int | None = None, **settings: Any) -> launch.World:
+    return discover(ClusterConfig(**settings), node_rank, environ)
+
+
+def test_under_torchrun_each_process_is_one_rank() -> None:
+    world = find(ELASTIC)
+    assert (world.num_nodes, world.node_rank, world.num_workers, world.local_rank) == (2, 1, 2, 1)
+    assert (world.rank, world.size, world.restarts, world.hosted) == (3, 4, 2, True)
+    assert (world.master_addr, world.master_port) == ("192.0.2.7", 4000)
+
+
+def test_one_slurm_task_for_each_node_starts_the_workers() -> None:
+    world = find(STEP, num_workers=3)
+    assert (world.num_nodes, world.node_rank, world.num_workers, world.local_rank) == (2, 1, 3, None)
+    assert (world.rank, world.size, world.restarts) == (3, 6, 1)
+    assert world.master_port in launch.SLURM_PORTS
+
+
+def test_one_slurm_task_for_each_worker_is_a_rank_whatever_the_distribution_of_tasks() -> None:
+    cyclic = {**STEP, "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+    world = find(cyclic)
+    assert (world.num_workers, world.local_rank, world.rank) == (2, 1, 3)
+
+
+def test_by_hand_a_node_starts_its_workers() -> None:
+    world = find({}, 1, num_nodes=3, num_workers=2, master_addr="192.0.2.7")
+    assert (world.rank, world.size, world.local_rank, world.master_port) == (2, 6, None, 29500)
+    alone = find({}, num_workers=2)
+    assert (alone.size, alone.master_port) == (2, None)
+
+
+def test_flags_win_over_slurm_in_a_shell_inside_of_a_job() -> None:
+    shell = {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}
+    assert find(shell, 1, num_nodes=2).launcher == "hand"
+
+
+@pytest.mark.parametrize(
+    ("environ", "node_rank", "settings", "values"),
+    [
+        (STEP, None, {"num_nodes": 3}, ("cluster.num_nodes = 3", "SLURM_STEP_NUM_NODES = 2")),
+        (STEP, 0, {}, ("--node-rank = 0", "SLURM_NODEID = 1")),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "3"}, None, {}, ("= 3", "SLURM_STEP_NUM_NODES = 2")),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "4"}, None, {"num_workers": 3}, ("= 3", "2 tasks per node")),
+        (STEP, None, {"master_addr": "192.0.2.9"}, ("192.0.2.9", "192.0.2.7")),
+        ({"SLURM_JOB_NUM_NODES": "2"}, None, {}, ("2 nodes", "srun")),
+        (ELASTIC, None, {"num_nodes": 4}, ("cluster.num_nodes = 4", "GROUP_WORLD_SIZE = 2")),
+        (ELASTIC, None, {"num_workers": 8}, ("cluster.num_workers = 8", "LOCAL_WORLD_SIZE = 2")),
+        (ELASTIC, 0, {}, ("--node-rank = 0", "GROUP_RANK = 1")),
+        (ELASTIC, None, {"master_port": 4001}, ("4001", "4000")),
+        ({**ELASTIC, "WORLD_SIZE": "5"}, None, {}, ("WORLD_SIZE = 5", "LOCAL_WORLD_SIZE = 2")),
+        ({**ELASTIC, "LOCAL_RANK": "0"}, None, {}, ("RANK = 3", "LOCAL_RANK = 0")),
+        ({**ELASTIC, "RANK": "x"}, None, {}, ("RANK = 'x'", "whole number")),
+        ({}, None, {"num_nodes": 2}, ("num_nodes = 2", "--node-rank")),
+        ({}, 2, {"num_nodes": 2}, ("--node-rank 2", "num_nodes = 2")),
+        ({}, 0, {"num_nodes": 2}, ("num_nodes = 2", "--master-addr")),
+        ({}, 1, {"num_nodes": 2, "master_addr": "127.0.0.1"}, ("127.0.0.1", "num_nodes = 2")),
+        ({}, 1, {"num_nodes": 2, "master_addr": "localhost"}, ("localhost", "num_nodes = 2")),
+        ({**ELASTIC, "MASTER_ADDR": "127.0.0.1"}, None, {}, ("127.0.0.1", "num_nodes = 2")),
+    ],
+)
+def test_contradictions_are_refused_with_both_values(
+    environ: dict[str, str], node_rank: int | None, settings: dict[str, Any], values: tuple[str, str]
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        find(environ, node_rank, **settings)
+    assert all(value in str(refused.value) for value in values), str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_told_once_or_alike_is_taken() -> None:
+    assert settle(("a", None), ("b", 3), ("c", 3)) == 3
+    assert settle(("a", None), default=5) == 5
+
+
+def test_an_interface_that_is_not_there_or_contradicts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = find({}, num_workers=1)
+    monkeypatch.setenv(VARIABLE, "lo")
+    with pytest.raises(UsageError, match="nosuch0 contradicts GLOO_SOCKET_IFNAME = lo"):
+        use_interface(world, "nosuch0")
+    monkeypatch.setenv(VARIABLE, "")
+    with pytest.raises(UsageError, match=r"nosuch0: .* has no such interface with an address"):
+        use_interface(world, "nosuch0")
+    assert use_interface(world, None).startswith("lo")
+
+
+def test_node_0_is_refused_on_a_host_that_is_not_the_master() -> None:
+    world = find({}, 0, num_nodes=2, master_addr="192.0.2.77")
+    with pytest.raises(UsageError, match=r"192\.0\.2\.77.*" + socket.gethostname()):
+        require_own_address(world)

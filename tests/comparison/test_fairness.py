@@ -1,0 +1,199 @@
+"""Whatever was not equal between runs is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcb.comparison.fairness import differences
+from rlcb.comparison.groups import group_runs
+from rlcb.comparison.runs import load_run
+from tests.comparison_run_folders import evaluation, line, write_run
+
+
+@pytest.fixture
+def compare(tmp_path: Path) -> Any:
+    """Differences between a sequential run as it is and a parallel one with changes, by aspect."""
+
+    def found(**changes: Any) -> dict[str, str]:
+        rows = changes.pop("rows", line(1, 2, 1000, 100))
+        changes = {"mode": "parallel", "seed": 1, **changes}
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        a = write_run(folder / "a", line(1, 2, 1000, 100), seed=1)
+        b = write_run(folder / "b", rows, **changes)
+        groups = group_runs([(0, load_run(a)), (0, load_run(b))])
+        texts: dict[str, str] = {}
+        for each in differences(groups):
+            texts[each.aspect] = f"{texts.get(each.aspect, '')}{each.text}\n"
+        return texts
+
+    return found
+
+
+def test_nothing_but_the_mode_is_nothing(compare: Any) -> None:
+    assert compare() == {}
+    assert compare(settings={"parallel.num_workers": 2}) == {}
+    one_node = {"cluster.num_nodes": 1, "cluster.compression": "none", "cluster.overlap": False}
+    assert compare(mode="distributed", settings=one_node) == {}
+
+
+@pytest.mark.parametrize(
+    ("aspect", "changes", "text"),
+    [
+        (
+            "levels",
+            {"settings": {"env.num_levels": 0}},
+            "num_levels: 200 in PPO sequential; 0 in PPO parallel",
+        ),
+        ("levels", {"settings": {"env.distribution_mode": "hard"}}, "distribution_mode: easy"),
+        ("levels", {"settings": {"env.procgen.use_backgrounds": False}}, "use_backgrounds: True"),
+        ("network", {"settings": {"model.architecture": "nature"}}, "architecture: impala in PPO sequential"),
+        ("network", {"settings": {"model.impala_channels": [32, 64, 64]}}, "impala_channels: [16, 32, 32]"),
+        (
+            "total environments",
+            {"settings": {"env.num_envs": 128}},
+            "num_envs: 64 in PPO sequential; 128 in PPO",
+        ),
+        (
+            "hyperparameters",
+            {"settings": {"training.learning_rate": 1e-4}},
+            "learning_rate: 0.0005 in PPO seq",
+        ),
+        (
+            "hardware",
+            {"mode": "distributed", "settings": {"cluster.num_nodes": 4}},
+            "num_nodes: 1 in PPO sequential; 4 in PPO distributed",
+        ),
+        (
+            "hyperparameters",
+            {"mode": "distributed", "settings": {"cluster.compression": "bf16"}},
+            "compression: none in PPO sequential; bf16 in PPO distributed",
+        ),
+        (
+            "hyperparameters",
+            {"mode": "distributed", "settings": {"cluster.overlap": True}},
+            "overlap: False in PPO sequential; True in PPO distributed",
+        ),
+        (
+            "budget",
+            {"settings": {"training.duration_hours": 1.0}},
+            "duration_hours: 0.5 in PPO sequential; 1 in",
+        ),
+        (
+            "hardware",
+            {"record": {"hardware.cpu_model": "Fast CPU"}},
+            "cpu_model: Test CPU in PPO sequential; Fast",
+        ),
+        (
+            "hardware",
+            {"record": {"hardware.threads": [1, 1, 1, 1]}},
+            "threads in all: 2 in PPO sequential; 4 in",
+        ),
+        ("duration", {"rows": line(1, 2, 1000, 150)}, "hours: PPO sequential 0.0278; PPO parallel 0.0417"),
+        ("load", {"record": {"hardware.load_average": 7.5}}, "b (7.50 at its end with 2 threads of its own)"),
+        ("load", {"record": {"resource_usage.others_cpu_percent": 12.0}}, "b (12 % of the CPUs while it"),
+        (
+            "software",
+            {"record": {"software.torch": "2.14.0"}},
+            "torch: 2.13.0 in PPO sequential; 2.14.0 in PPO par",
+        ),
+        ("seeds", {"seed": 2}, "PPO sequential: 1; PPO parallel: 2"),
+        (
+            "game",
+            {"env": "procgen-maze-v0"},
+            "2 games (coinrun, maze): raw returns are compared within a game only",
+        ),
+        ("runs marked", {"status": "interrupted"}, "b: interrupted"),
+    ],
+)
+def test_difference_is_named(compare: Any, aspect: str, changes: dict[str, Any], text: str) -> None:
+    assert text in compare(**changes)[aspect]
+
+
+def test_durations_within_five_percent_are_equal(compare: Any) -> None:
+    assert "duration" not in compare(rows=line(1, 2, 1000, 104))
+
+
+def test_what_others_used_during_a_run_counts_more_than_averages_that_remember(compare: Any) -> None:
+    idle = {"resource_usage.others_cpu_percent": 1.2, "hardware.load_average": 4.0}
+    assert "load" not in compare(record=idle)
+
+
+def test_runs_at_the_same_time(compare: Any) -> None:
+    times = {"start_time": "2026-01-01T00:00:00+00:00", "end_time": "2026-01-01T01:00:00+00:00"}
+    assert "load" not in compare(record=times)  # the other one took no time
+    later = {"start_time": "2025-12-31T23:30:00+00:00", "end_time": "2026-01-01T00:30:00+00:00"}
+    assert "b and a" in compare(record=later)["load"]
+
+
+def test_games_that_not_all_played(tmp_path: Path) -> None:
+    paths = [
+        write_run(tmp_path / "a", line(1, 2, 10, 1)),
+        write_run(tmp_path / "b", line(1, 2, 10, 1), env="procgen-maze-v0"),
+        write_run(tmp_path / "c", line(1, 2, 10, 1), mode="parallel"),
+    ]
+    texts = [each.text for each in differences(group_runs([(0, load_run(path)) for path in paths]))]
+    assert "not every group played every game (PPO sequential: coinrun, maze; PPO parallel: coinrun)" in texts
+
+
+def test_repeated_seed_and_left_out_runs(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / name, line(1, 2, 10, 1), seed=4) for name in "ab"]
+    groups = group_runs([(0, load_run(path)) for path in paths])
+    texts = [each.text for each in differences(groups, [(Path("x"), "failed after 3 timesteps")])]
+    assert texts == [
+        "PPO sequential on coinrun has seed 4 more than once: these runs are not independent",
+        "x: failed after 3 timesteps",
+    ]
+
+
+def test_evaluations_that_differ_or_are_missing(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / name, line(1, 2, 10, 1), seed=seed) for seed, name in enumerate("abc")]
+    evaluation(paths[0], 1, 1, episodes_per_split=100)
+    evaluation(paths[1], 1, 1, episodes_per_split=50)
+    texts = [each.text for each in differences(group_runs([(0, load_run(path)) for path in paths]))]
+    assert "not every run was evaluated (missing: c)" in texts
+    assert "episodes_per_split: 100 in PPO sequential; 50 in PPO sequential" in texts
+
+
+def test_threads_of_a_run_are_no_other_work(compare: Any) -> None:
+    # Two threads make 1.9 in the first run: with four threads of its own 3.9 is as little beyond them.
+    assert "load" not in compare(record={"hardware.load_average": 3.9, "hardware.threads": [1, 1, 1, 1]})
+    assert "load" not in compare(record={"hardware.load_average": 0.3, "hardware.threads": [2]})
+    found = compare(record={"hardware.load_average": 5.1, "hardware.threads": [1, 1, 1, 1]})["load"]
+    assert (
+        found == "the machine was busy with other work during b (5.10 at its end with 4 threads of its own)\n"
+    )
+
+
+def test_load_of_one_node_is_held_against_its_threads_alone(compare: Any) -> None:
+    record = {"hardware.load_average": 7.0, "hardware.threads": [2, 2, 2, 2]}
+    settings = {"cluster.num_nodes": 4}
+    assert "b (7.00 at its end with 2 threads" in compare(record=record, settings=settings)["load"]
+
+
+def test_workers_of_a3c_change_the_algorithm(tmp_path: Path) -> None:
+    rows = line(1, 2, 10, 1)
+    paths = [
+        write_run(tmp_path / str(n), rows, "a3c", "parallel", settings={"parallel.num_workers": n})
+        for n in (2, 4)
+    ]
+    found = differences(group_runs([(0, load_run(path)) for path in paths]))
+    assert [(each.aspect, each.text) for each in found] == [
+        ("hyperparameters", "num_workers: 2 in A3C parallel, 2 workers; 4 in A3C parallel, 4 workers")
+    ]
+
+
+def test_modes_of_one_game_are_told_apart(compare: Any) -> None:
+    found = compare(settings={"env.distribution_mode": "hard"})
+    assert found["game"] == (
+        "coinrun easy and coinrun hard are different tasks: their returns are not compared\n"
+    )
+
+
+def test_runs_left_out_for_one_reason_share_it(tmp_path: Path) -> None:
+    group = group_runs([(0, load_run(write_run(tmp_path / "run", line(1, 2, 10, 1))))])
+    skipped = [(Path("a"), "it has not begun"), (Path("b"), "damaged"), (Path("c"), "it has not begun")]
+    (found,) = differences(group, skipped)
+    assert found == ("runs left out", "a, c: it has not begun; b: damaged")

@@ -1,0 +1,93 @@
+"""Headlines say which groups they are not about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlcb.comparison.findings import findings, game_verdict, headline
+from tests.comparison_run_folders import RunSet, line, row
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> RunSet:
+    return RunSet(tmp_path)
+
+
+def without_returns(study: RunSet, **changes: object) -> None:
+    study.add([row(100 * i, 10.0 * i, None) for i in range(1, 11)], "impala", mode="parallel", **changes)
+
+
+def test_best_is_said_among_the_groups_with_a_figure(study: RunSet) -> None:
+    study.add_ends({"sequential": [5.0, 5.1, 5.2], "parallel": [9.0, 9.1, 9.2]})
+    without_returns(study)
+    comparison = study.compare()
+    judged = game_verdict(comparison.games[0], "return_at_timesteps")
+    assert judged is not None and judged.won and judged.missing == ("IMPALA parallel",)
+    for found in findings(comparison)[:2]:
+        assert found.claim == "PPO parallel is best of the 2 groups with a figure"
+        assert found.detail.endswith("; no figure for IMPALA parallel.")
+
+
+def test_a_winner_of_all_groups_has_no_such_words(study: RunSet) -> None:
+    study.add_ends({"sequential": [5.0, 5.1, 5.2], "parallel": [9.0, 9.1, 9.2]})
+    found = findings(study.compare())[0]
+    assert found.claim == "PPO parallel is best" and "no figure" not in found.detail
+
+
+def test_without_a_winner_the_groups_without_a_figure_are_named_too(study: RunSet) -> None:
+    study.add_ends({"sequential": [5.0, 7.0], "parallel": [5.5, 7.0]})
+    without_returns(study)
+    for text in headline(study.compare())[:2]:
+        assert "no clear winner; PPO parallel is ahead" in text
+        assert text.endswith("; no figure for IMPALA parallel.")
+
+
+def test_equal_means_and_a_group_without_a_figure(study: RunSet) -> None:
+    study.add_ends({"sequential": [5.0, 7.0], "parallel": [6.0, 6.0]})
+    without_returns(study)
+    assert headline(study.compare())[0].endswith("have the same mean return; no figure for IMPALA parallel.")
+
+
+def test_the_only_group_with_a_figure(study: RunSet) -> None:
+    study.add(line(5, 6, 1000, 100))
+    without_returns(study)
+    found = findings(study.compare())[0]
+    assert found.claim == "only PPO sequential can be shown"
+    assert found.detail == "Mean return 6.00, n=1; no figure for IMPALA parallel."
+
+
+def test_a_group_that_lost_seeds_says_of_how_many(study: RunSet) -> None:
+    study.add_ends({"sequential": [5.0, 5.1], "parallel": [9.0, 9.1, 9.2]})
+    study.add(line(5, 5, 200, 20), seed=2, status="interrupted")
+    text = headline(study.compare())[0]
+    assert "PPO parallel is best." in text and "n=3; higher than PPO sequential" in text
+    assert "n=2 of 3)" in text and "n=3 of" not in text
+
+
+def test_speed_without_a_figure(study: RunSet) -> None:
+    for seed in (0, 1):
+        study.add(line(5, 6, 1000, 100), seed=seed)
+        study.add(line(5, 6, 1000 + seed, 50), mode="parallel", seed=seed)
+    without_returns(study, record={"average_fps": None})
+    speed = findings(study.compare())[-1]
+    assert "PPO parallel" in speed.claim and speed.detail.endswith("; no figure for IMPALA parallel.")
+
+
+def test_speed_of_the_baseline_alone(study: RunSet) -> None:
+    study.add(line(5, 6, 1000, 100))
+    without_returns(study, record={"average_fps": None})
+    speed = findings(study.compare())[-1]
+    assert speed.claim == "no group is faster than PPO sequential"
+    assert speed.detail == "No figure for IMPALA parallel."
+
+
+def test_over_games(study: RunSet) -> None:
+    for env in ("procgen-coinrun-v0", "procgen-maze-v0"):
+        study.add_ends({"sequential": [6.0, 6.1], "parallel": [8.0, 8.1]}, env=env)
+        without_returns(study, env=env)
+    for found in findings(study.compare())[:2]:
+        assert found.place.startswith("Over 2 games") and "PPO parallel" in found.claim
+        assert "n=4" in found.detail and "n=4 of" not in found.detail
+        assert found.detail.endswith("; no figure for IMPALA parallel.")

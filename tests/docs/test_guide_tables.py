@@ -1,0 +1,118 @@
+"""The tables of the guides say what the program says: settings, files, figures, flags, messages."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from scipy import integrate, stats
+
+from rlcb.cli import evaluate
+from rlcb.comparison import fairness
+from rlcb.comparison.metrics import METRICS
+from rlcb.config.yaml_file import build_config, parse_yaml, read_config_file
+from rlcb.errors import UsageError
+from tests import guide_blocks as guide
+from tests.guide_settings import settings
+from tests.runs import PROJECT
+
+COMPLETE, BENCHMARKING = PROJECT / "COMPLETE_TRAINING_GUIDE.md", PROJECT / "BENCHMARKING.md"
+
+
+def test_every_setting_is_in_the_guide_with_its_rule_and_default() -> None:
+    (rows_of_guide,) = guide.tables(COMPLETE, "Every key")
+    named = {
+        guide.code(key): (rule, parse_yaml(guide.code(default), key))
+        for key, rule, default, _ in rows_of_guide
+    }
+    known = {key: (rule, json.loads(json.dumps(default))) for key, (rule, default) in settings().items()}
+    assert list(named) == list(known)
+    for key, (rule, default) in known.items():
+        assert named[key] == (rule, default), key
+
+
+def test_every_configuration_file_is_in_the_guide_with_its_sizes() -> None:
+    (rows_of_guide,) = guide.tables(COMPLETE, "Configuration files by machine")
+    files = {path.name for path in (PROJECT / "config").glob("*.yaml") if not path.name.startswith("local_")}
+    assert {guide.code(row[0]) for row in rows_of_guide} == files
+    for name, _, *sizes in rows_of_guide:
+        path = PROJECT / "config" / guide.code(name)
+        data = read_config_file(path)
+        config, training = build_config(data, path.name), data["training"]
+        processes = (
+            (data.get("impala") or {}).get("num_actors") if config.has_actors else config.parallel.num_workers
+        )
+        shown = [
+            data["env"]["num_envs"],
+            *(training[key] for key in ("n_steps", "batch_size", "n_epochs")),
+            processes,
+        ]
+        assert [yaml.safe_load(size) for size in sizes] == shown, path.name
+
+
+def test_every_figure_of_comparisons_is_in_the_guide_with_its_unit() -> None:
+    rows_of_guide = guide.tables(COMPLETE, "Results, and how to read them")[-1]
+    named = [(guide.code(key), unit) for key, unit, _ in rows_of_guide]
+    assert named == [(metric.key, metric.unit) for metric in METRICS]
+
+
+def test_every_flag_of_the_evaluator_that_is_named_exists_and_none_is_forgotten() -> None:
+    named = set()
+    for flag, _ in guide.tables(COMPLETE, "Evaluation")[0]:
+        words = guide.code(flag).split()
+        named.add(words[0])
+        evaluate.make_parser().parse_args(words)
+    known = {name for action in evaluate.make_parser()._actions for name in action.option_strings}
+    assert known - named == {"-h", "--help", "--checkpoint", "--device", "--num-threads", "--video-episodes"}
+
+
+def test_every_aspect_of_fairness_is_in_the_guide() -> None:
+    tree = ast.parse(Path(fairness.__file__).read_text())
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Difference"
+    ]
+    aspects = {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
+    aspects |= {*fairness.SECTIONS.values(), "total environments", "budget"}
+    table = guide.tables(BENCHMARKING, "A fair comparison")[1]
+    assert {guide.code(row[0]) for row in table} == aspects
+
+
+def test_messages_that_the_guide_explains_are_those_of_the_program() -> None:
+    texts: list[str] = []
+    for path in [*(PROJECT / "src").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    said = "\n".join(texts)
+    for message, _ in guide.tables(COMPLETE, "Troubleshooting")[1]:
+        assert guide.code(message) in said, message
+
+
+def test_the_power_of_few_seeds_is_as_the_guide_says() -> None:
+    def power(difference: float, seeds: int, alpha: float) -> float:
+        """Of a two-sided t-test of two groups with equal deviations; the difference in deviations."""
+        degrees, shift = 2 * seeds - 2, difference * (seeds / 2) ** 0.5
+        limit = stats.t.ppf(1 - alpha / 2, degrees)
+
+        def density(u: float) -> float:
+            cut = limit * (u / degrees) ** 0.5
+            return float(
+                stats.chi2.pdf(u, degrees) * (stats.norm.sf(cut - shift) + stats.norm.cdf(-cut - shift))
+            )
+
+        return float(integrate.quad(density, 0, 6 * degrees + 60, limit=200)[0])
+
+    for seeds, one, six in guide.tables(BENCHMARKING, "How many seeds")[0]:
+        for cell, alpha in ((one, 0.05), (six, 0.05 / 6)):
+            assert power(float(cell), int(seeds), alpha) == pytest.approx(0.8, abs=0.005), (seeds, cell)
+
+
+def test_a_combination_that_the_guide_rules_out_is_refused() -> None:
+    for data in ({"algorithm": "a3c"}, {"algorithm": "impala", "training": {"n_epochs": 2}}):
+        with pytest.raises(UsageError):
+            build_config(data, "guide")

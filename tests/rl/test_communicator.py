@@ -1,0 +1,147 @@
+"""The communicator over gloo: sums, gathers, and notices replicas that differ or peers that are gone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from rlcb.errors import PeerLost, RunError
+from rlcb.parallel.gloo import NETWORK_THREAD, GlooCommunicator, use_loopback
+from rlcb.rl.communicator import Communicator
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def rank_main(rank: int, port: int, what: str, results: Any) -> None:
+    communicator = GlooCommunicator(TCPStore("127.0.0.1", port, is_master=False), rank, 2, timeout_seconds=20)
+    try:
+        results.put((rank, globals()[what](communicator)))
+    except RunError as error:
+        results.put((rank, f"{type(error).__name__}: {error}"))
+
+
+def two_ranks(what: str) -> list[Any]:
+    """Run a function of this module in two processes and return what it gave, by rank."""
+    use_loopback()
+    context = mp.get_context("spawn")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    results = context.Queue()
+    processes = [
+        context.Process(target=rank_main, args=(rank, store.port, what, results), daemon=True)
+        for rank in (0, 1)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        found = dict(results.get(timeout=60) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+    return [found[0], found[1]]
+
+
+def network_thread(communicator: Communicator) -> list[int]:
+    """The scheduling policies of gloo's threads for sockets."""
+    communicator.barrier()
+    threads = Path("/proc/self/task").iterdir()
+    return [
+        os.sched_getscheduler(int(each.name))
+        for each in threads
+        if (each / "comm").read_text().strip() == NETWORK_THREAD
+    ]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have names on Linux only")
+def test_the_thread_for_sockets_does_not_interrupt_those_that_compute() -> None:
+    assert two_ranks("network_thread") == [[os.SCHED_BATCH], [os.SCHED_BATCH]]
+
+
+def talk(communicator: Communicator) -> Any:
+    rank = communicator.rank
+    same = torch.arange(5.0)
+    communicator.require_equal(same, "the numbers")
+    return (
+        communicator.sum_(torch.tensor([1.0 + rank, 10.0])).tolist(),
+        communicator.sum_floats([0.1, rank]),
+        communicator.from_main(3.5 + rank),
+        communicator.gather(("rank", rank)),
+        communicator.is_main,
+    )
+
+
+def differ(communicator: Communicator) -> str:
+    parameters = torch.zeros(1000)
+    parameters[777] = 1e-7 * communicator.rank
+    communicator.require_equal(parameters, "the parameters")
+    return "equal"
+
+
+def leave(communicator: Communicator) -> str:
+    if communicator.rank == 1:
+        communicator.close()
+        return "left"
+    communicator.sum_(torch.zeros(10))
+    communicator.sum_(torch.zeros(10))
+    return "summed"
+
+
+def test_sums_gathers_and_the_main_process() -> None:
+    first, second = two_ranks("talk")
+    assert first == ([3.0, 20.0], pytest.approx([0.2, 1.0]), 3.5, [("rank", 0), ("rank", 1)], True)
+    assert second == ([3.0, 20.0], pytest.approx([0.2, 1.0]), 3.5, None, False)
+
+
+def test_replicas_that_differ_in_one_bit_are_an_error_that_names_them() -> None:
+    for found in two_ranks("differ"):
+        assert found == "RunError: the parameters differ from those of worker 0 on 1 worker: [1]"
+
+
+def test_a_peer_that_is_gone_is_noticed() -> None:
+    first, second = two_ranks("leave")
+    assert second == "left"
+    assert first.startswith(f"{PeerLost.__name__}: worker 0 lost the others")
+
+
+def test_one_process_alone_is_the_identity() -> None:
+    communicator = Communicator()
+    tensor = torch.arange(3.0)
+    assert communicator.sum_(tensor) is tensor
+    assert communicator.sum_floats([1, 2.5]) == [1, 2.5]
+    assert communicator.gather("x") == ["x"]
+    assert communicator.from_main(7) == 7
+
+
+def place(rank: int, world_size: int, num_nodes: int) -> Communicator:
+    communicator = Communicator()
+    communicator.rank, communicator.world_size, communicator.num_nodes = rank, world_size, num_nodes
+    communicator.node_rank = rank // (world_size // num_nodes)
+    return communicator
+
+
+@pytest.mark.parametrize(("world_size", "num_nodes"), [(1, 1), (3, 1), (2, 2), (6, 3), (4, 2)])
+def test_the_shares_of_a_minibatch_are_every_sample_once_each_on_the_node_that_has_it(
+    world_size: int, num_nodes: int
+) -> None:
+    n_steps, num_envs = 5, 12
+    per_node = num_envs // num_nodes
+    minibatch = np.random.default_rng(0).permutation(n_steps * num_envs)[:37]
+    found = []
+    for rank in range(world_size):
+        communicator = place(rank, world_size, num_nodes)
+        share = communicator.share(minibatch, per_node)
+        steps, envs = share // per_node, share % per_node
+        found += list(steps * num_envs + communicator.node_rank * per_node + envs)
+    assert sorted(found) == sorted(minibatch.tolist())
+
+
+def test_on_one_node_the_shares_are_those_of_every_nth_sample() -> None:
+    minibatch = np.arange(10)[::-1]
+    assert place(1, 3, 1).share(minibatch, 4).tolist() == [8, 5, 2]

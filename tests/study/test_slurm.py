@@ -1,0 +1,158 @@
+"""A study as a SLURM job array: what is submitted, and what the array's tasks do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcb.cli.benchmark import main
+from rlcb.paths import PROJECT
+from rlcb.study.slurm import array_of, minutes_of
+from tests.study.test_study import evaluation, put, record_of, study
+
+SCRIPT = PROJECT / "cluster" / "slurm_array.sbatch"
+STUDY = ("--algorithms", "ppo", "a2c", "--duration", "0.5", "--evaluate-episodes", "100")
+
+
+@pytest.fixture
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with an sbatch that writes down its arguments, one line a job, and gives numbers from 71 on."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    calls = tmp_path / "calls"
+    (programs / "sbatch").write_text(
+        f"#!{sys.executable}\nimport json, os, sys\nfrom pathlib import Path\n"
+        f"calls = Path({str(calls)!r})\n"
+        "number = 71 + (len(calls.read_text().splitlines()) if calls.exists() else 0)\n"
+        "with calls.open('a') as file:\n"
+        "    file.write(json.dumps([os.environ['PYTHON'], *sys.argv[1:]]) + '\\n')\n"
+        "print(f'{number};cluster')\n"
+    )
+    (programs / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return calls
+
+
+def calls_in(path: Path) -> list[list[str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([1], "1"), ([1, 2, 3, 5], "1-3,5"), ([7, 2, 9, 8], "2,7-9"), ([1, 3], "1,3")]
+)
+def test_numbers_of_an_array_are_written_as_ranges(numbers: list[int], text: str) -> None:
+    assert array_of(numbers) == text
+
+
+def test_the_time_asked_for_has_room() -> None:
+    assert minutes_of(3600) * 60 > 3600 * 1.25 + 599
+
+
+def test_a_study_is_submitted_as_an_array_and_a_comparison_behind_it(
+    tmp_path: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "my study"
+    options = ("--launcher", "slurm", "--slurm-option", "partition=cpu", "--slurm-option", "account=my group")
+    assert main([*STUDY, "--output-dir", str(root), *options]) == 0
+    array, after = calls_in(sbatch)
+    assert array[0] == sys.executable
+    assert "--array=1-4" in array
+    assert array[-2:] == [str(SCRIPT), str(root)]
+    for call in (array, after):
+        assert {"--partition=cpu", "--account=my group", f"--chdir={PROJECT}"} <= {*call}
+    assert "--dependency=afterany:71" in after
+    assert after[-1].startswith("--wrap=") and "--compare-only" in after[-1] and f"'{root}'" in after[-1]
+    assert (root / "study.yaml").exists() and (root / "slurm").is_dir()
+    assert "Job array 71" in capsys.readouterr().out
+
+
+def test_only_what_is_left_is_submitted(tmp_path: Path, sbatch: Path) -> None:
+    root = tmp_path / "s"
+    cells = study(algorithms=["ppo", "a2c"]).cells
+    arguments = [*STUDY, "--output-dir", str(root), "--launcher", "slurm"]
+    assert main(arguments) == 0
+    put(root / cells[0].name, record_of(cells[0]), evaluation())
+    put(root / cells[1].name, record_of(cells[1], "failed"))
+    assert main(arguments) == 0
+    assert main([*arguments, "--retry-failed"]) == 0
+    arrays = [next(each for each in call if "--array" in each) for call in calls_in(sbatch)[::2]]
+    assert arrays == ["--array=1-4", "--array=3-4", "--array=2-4"]
+    assert calls_in(sbatch)[4][-1] == "--retry-failed"
+
+
+def test_a_dry_run_prints_the_command_and_needs_no_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert main([*STUDY, "--output-dir", str(tmp_path / "s"), "--launcher", "slurm", "--dry-run"]) == 0
+    assert "sbatch --parsable --array=1-4" in capsys.readouterr().out
+    assert not (tmp_path / "s").exists()
+
+
+def test_without_sbatch_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert main([*STUDY, "--output-dir", str(tmp_path / "s"), "--launcher", "slurm"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert "sbatch was not found" in line
+    assert not (tmp_path / "s").exists()
+
+
+def test_what_sbatch_refuses_is_said(
+    tmp_path: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = sbatch.with_name("bin") / "sbatch"
+    program.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpu' >&2\nexit 1\n")
+    assert main([*STUDY, "--output-dir", str(tmp_path / "s"), "--launcher", "slurm"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "invalid partition specified: gpu" in line
+
+
+def task(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    return subprocess.run(
+        ["bash", str(SCRIPT), *arguments],
+        cwd=folder,
+        env={**plain, "PYTHON": "echo", **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_a_task_runs_the_cell_of_its_number() -> None:
+    done = task(PROJECT, "my study", "--retry-failed", SLURM_ARRAY_TASK_ID="3")
+    assert done.stdout.strip() == "run_benchmark.py --output-dir my study --cell 3 --retry-failed"
+    assert done.returncode == 0
+
+
+def test_the_script_says_how_it_is_meant(tmp_path: Path) -> None:
+    for done in (task(PROJECT, "my_study"), task(PROJECT, SLURM_ARRAY_TASK_ID="3")):
+        assert done.returncode == 2
+        assert "usage: sbatch --array" in done.stderr
+    done = task(tmp_path, "my_study", SLURM_ARRAY_TASK_ID="3")
+    assert done.returncode == 2
+    assert "project's folder" in done.stderr
+
+
+@pytest.mark.parametrize(("cell", "said"), [("0", "1 to 4"), ("5", "1 to 4")])
+def test_a_cell_must_be_of_the_study(
+    tmp_path: Path, sbatch: Path, capsys: pytest.CaptureFixture[str], cell: str, said: str
+) -> None:
+    root = str(tmp_path / "s")
+    assert main([*STUDY, "--output-dir", root, "--cell", cell]) == 2
+    assert "holds no study" in capsys.readouterr().err
+    assert main([*STUDY, "--output-dir", root, "--launcher", "slurm"]) == 0
+    capsys.readouterr()
+    assert main(["--output-dir", root, "--cell", cell]) == 2
+    assert said in capsys.readouterr().err

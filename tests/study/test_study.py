@@ -1,0 +1,411 @@
+"""A study: its runs, their order and settings, how they stand, and how long they take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlcb.cli.benchmark import given_settings, make_parser
+from rlcb.errors import UsageError
+from rlcb.paths import PROJECT
+from rlcb.study.folder import StudyFolder, open_study
+from rlcb.study.settings import parse_settings, settings_of
+from rlcb.study.state import EVALUATION_START_SECONDS, START_SECONDS, Estimate, last_row, reason_in, state_of
+from rlcb.study.study import Study, build_study, script_of
+
+
+def study(**settings: Any) -> Study:
+    return build_study({"algorithms": ["ppo", "a2c"], **settings}, "study")
+
+
+def open_with(root: Path, *flags: object, extend: bool = False) -> StudyFolder:
+    """Open a study as the command line does."""
+    return open_study(root, given_settings(make_parser().parse_args([*map(str, flags)])), extend)
+
+
+PPO = ("--algorithms", "ppo", "--duration", 0.5)
+
+
+# --- The matrix ---------------------------------------------------------------------------------------------
+
+
+def test_by_seed_every_configuration_comes_once_before_the_next_seed() -> None:
+    cells = study(seeds=[7, 8], envs=["coinrun", "maze"]).cells
+    assert [cell.number for cell in cells] == list(range(1, 17))
+    assert [cell.seed for cell in cells] == [7] * 8 + [8] * 8
+    first, second = ([(c.algorithm, c.mode, c.env) for c in cells if c.seed == seed] for seed in (7, 8))
+    assert first == second
+    assert len({*first}) == 8
+
+
+def test_by_config_all_seeds_of_a_configuration_come_in_a_row() -> None:
+    cells = study(seeds=[8, 7], envs=["coinrun", "maze"], order="by-config").cells
+    assert [cell.seed for cell in cells] == [8, 7] * 8
+    pairs = [(c.algorithm, c.mode, c.env) for c in cells]
+    assert pairs[::2] == pairs[1::2]
+    assert len({*pairs}) == 8
+
+
+def test_sequential_a3c_is_left_out_and_said_so() -> None:
+    both = study(algorithms=["a3c", "a2c"])
+    assert [(c.algorithm, c.mode) for c in both.cells] == [
+        ("a3c", "parallel"),
+        ("a2c", "sequential"),
+        ("a2c", "parallel"),
+    ]
+    (said,) = both.left_out
+    assert said.startswith("A3C sequential")
+    with pytest.raises(UsageError, match="A3C is asynchronous"):
+        study(algorithms=["a3c"], modes=["sequential"])
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_every_run_has_its_training_script(timed: bool) -> None:
+    for algorithm, mode in study(algorithms=["ppo", "impala", "a2c", "a3c"]).configurations:
+        text = (PROJECT / script_of(algorithm, mode, timed)).read_text()
+        assert f'main("{algorithm}", "{mode}", timed={timed})' in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"algoritms": ["ppo"]}, "algoritms"),
+        ({"algorithms": []}, "algorithms"),
+        ({"algorithms": ["dqn"]}, "dqn"),
+        ({"modes": "parallel"}, "modes"),
+        ({"envs": ["coinrun", "procgen-coinrun-v0"]}, "procgen-coinrun-v0"),
+        ({"seeds": [1, 2, 1]}, "1 is named twice"),
+        ({"seeds": [-1]}, "-1"),
+        ({"envs": ["a/b-v0", "a-b-v0"]}, "share their folders"),
+        ({"duration": 0.5, "total_timesteps": 100}, "one budget"),
+        ({"duration": -1.0}, "duration"),
+        ({"duration": float("nan")}, "duration"),
+        ({"cooldown": -5.0}, "cooldown"),
+        ({"order": "random"}, "order"),
+    ],
+)
+def test_a_wrong_study_is_refused_with_the_key_or_value(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError) as error:
+        study(**settings)
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_algorithms_and_games_are_known_by_any_form_of_their_names() -> None:
+    made = study(algorithms=["PPO"], envs=["coinrun", "procgen:procgen-maze-v0"])
+    assert made.algorithms == ["ppo"]
+    assert made.envs == ["procgen-coinrun-v0", "procgen-maze-v0"]
+    assert made.duration == 1.0
+
+
+# --- Settings -----------------------------------------------------------------------------------------------
+
+
+def test_the_more_special_setting_wins_and_others_do_not_see_it() -> None:
+    made = study(
+        set={
+            "ppo_parallel:training.gamma": 0.93,
+            "ppo:training.gamma": 0.92,
+            "training.gamma": 0.91,
+            "parallel:training.n_steps": 5,
+        },
+        num_envs=12,
+        num_workers=3,
+    )
+    found = {pair: settings_of(made, *pair) for pair in made.configurations}
+    gammas = [found[pair]["training"]["gamma"] for pair in found]
+    assert gammas == [0.92, 0.93, 0.91, 0.91]
+    assert {pair: data["env"]["num_envs"] for pair, data in found.items()} == dict.fromkeys(found, 12)
+    for (_, mode), data in found.items():
+        assert (data["training"]["n_steps"] == 5) == (mode == "parallel")
+        assert (data.get("parallel") or {}).get("num_workers") == (3 if mode == "parallel" else None)
+
+
+def test_workers_of_impala_are_its_actors() -> None:
+    made = study(algorithms=["impala"], num_workers=3)
+    assert settings_of(made, "impala", "parallel")["impala"]["num_actors"] == 3
+    assert (settings_of(made, "impala", "sequential").get("impala") or {}).get("num_actors") is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--set", "training.seed=3"), "--seeds"),
+        (("--set", "ppo:training.duration_hours=3"), "--duration"),
+        (("--set", "logging.log_dir=here"), "--output-dir"),
+        (("--set", "a2c:training.gamma=0.9"), "a2c"),
+        (("--set", "training.gamma"), "KEY=VALUE"),
+        (("--set", "training.gama=0.9"), "training.gama"),
+        (("--set", "training.gamma=2"), "training.gamma"),
+        (("--config", "nowhere.yaml"), "NAME=FILE"),
+        (("--config", "parallel=nowhere.yaml"), "ALGORITHM_MODE=FILE"),
+        (("--config", "ppo=nowhere.yaml"), "nowhere.yaml"),
+        (("--config", f"ppo={PROJECT / 'config/ppo_parallel.yaml'}"), "ppo sequential"),
+        (("--envs", "coinrunn"), "coinrunn"),
+        (("--envs", "no_such_module:Env-v0"), "no_such_module"),
+        (("--num-workers", "5"), "num_workers = 5"),
+        (("--study", "nowhere.yaml"), "nowhere.yaml"),
+    ],
+)
+def test_what_no_run_could_begin_with_is_refused_before_anything_is_written(
+    tmp_path: Path, flags: tuple[str, ...], named: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        open_with(tmp_path / "s", *PPO, *flags)
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_values_of_settings_are_read_as_yaml() -> None:
+    assert parse_settings(["a.b=1e-3", "ppo:c.d=[1, 2]", "e.f=x=y"]) == {
+        "a.b": 0.001,
+        "ppo:c.d": [1, 2],
+        "e.f": "x=y",
+    }
+
+
+# --- The folder ---------------------------------------------------------------------------------------------
+
+
+def test_flags_go_over_the_file_whose_paths_are_seen_from_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("training: {gamma: 0.5, batch_size: 32}\n")
+    text = "algorithms: [ppo]\nseeds: [1, 2]\nduration: 2\nconfig: {ppo: my.yaml}\nset: {env.num_envs: 8}\n"
+    (tmp_path / "study.yml").write_text(text)
+    file = ("--study", tmp_path / "study.yml")
+    folder = open_with(
+        tmp_path / "s", *file, "--seeds", 3, "--total-timesteps", "1e3", "--set", "training.n_steps=8"
+    )
+    assert folder.study.seeds == [3]
+    assert (folder.study.duration, folder.study.total_timesteps) == (None, 1000)
+    for config in folder.configs.values():
+        assert config.training.gamma == 0.5
+        assert (config.env.num_envs, config.training.n_steps) == (8, 8)
+
+
+def test_the_example_is_a_study(tmp_path: Path) -> None:
+    folder = open_with(tmp_path / "s", "--study", PROJECT / "config" / "studies" / "example.yaml")
+    assert len(folder.study.cells) == 7 * 2 * 3
+
+
+def test_a_begun_study_is_as_it_was_written(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    flags = (*PPO, "--seeds", 1, 2, "--set", "training.gamma=0.9", "--cooldown", 3)
+    first = open_with(root, *flags)
+    first.write()
+    for again in (open_with(root), open_with(root, *flags), open_with(root, "--duration", 0.5)):
+        assert again.begun
+        assert again.study == first.study
+        assert again.configs == first.configs
+    assert {path.name for path in (root / "configs").iterdir()} == {
+        "ppo_sequential.yaml",
+        "ppo_parallel.yaml",
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--duration", 1), ["duration = 0.5 there, 1 now"]),
+        (("--total-timesteps", 9), ["duration = 0.5 there, None now", "total_timesteps = None there, 9 now"]),
+        (("--seeds", 1, 2, 3), ["seeds = 1 2 there, 1 2 3 now", "--extend"]),
+        (("--seeds", 2), ["seeds = 1 2 there, 2 now"]),
+        (("--algorithms", "a2c", "--envs", "maze"), ["algorithms = ppo there, a2c now", "envs = "]),
+        (("--set", "training.gamma=0.8"), ["0.9", "0.8"]),
+        (("--order", "by-config"), ["order"]),
+    ],
+)
+def test_other_settings_for_a_begun_study_are_named(
+    tmp_path: Path, flags: tuple[object, ...], said: list[str]
+) -> None:
+    root = tmp_path / "s"
+    open_with(root, *PPO, "--seeds", 1, 2, "--set", "training.gamma=0.9").write()
+    before = (root / "study.yaml").read_bytes()
+    with pytest.raises(UsageError) as error:
+        open_with(root, *flags)
+    assert all(text in str(error.value) for text in said), error.value
+    assert "\n" not in str(error.value)
+    assert (root / "study.yaml").read_bytes() == before
+
+
+def test_rests_and_evaluations_may_change(tmp_path: Path) -> None:
+    open_with(tmp_path / "s", *PPO).write()
+    study = open_with(tmp_path / "s", "--cooldown", 9, "--evaluate-episodes", 7).study
+    assert (study.cooldown, study.evaluate_episodes) == (9, 7)
+
+
+def test_a_study_can_be_extended_but_not_made_smaller(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    open_with(root, *PPO, "--seeds", 1, 2).write()
+    more = ("--seeds", 1, 2, 3, "--algorithms", "ppo", "a2c")
+    grown = open_with(root, *more, extend=True)
+    assert len(grown.study.cells) == 3 * 4
+    grown.write()
+    assert open_with(root).study == grown.study
+    with pytest.raises(UsageError, match="seeds = 1 2 3 there, 1 now"):
+        open_with(root, "--seeds", 1, extend=True)
+
+
+def test_runs_keep_the_configuration_that_the_study_began_with(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("training: {gamma: 0.5}\n")
+    flags = (*PPO, "--config", f"ppo={file}")
+    open_with(tmp_path / "s", *flags).write()
+    file.write_text("training: {gamma: 0.75}\n")
+    config = next(iter(open_with(tmp_path / "s").configs.values()))
+    assert config.training.gamma == 0.5
+    with pytest.raises(UsageError, match=r"training\.gamma = 0\.5 there, 0\.75 now"):
+        open_with(tmp_path / "s", *flags)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        open_with(tmp_path, *PPO)
+    with pytest.raises(UsageError, match="a file"):
+        open_with(tmp_path / "thesis.txt", *PPO)
+    with pytest.raises(UsageError, match="--algorithms"):
+        open_with(tmp_path / "new", "--seeds", 1)
+
+
+# --- How runs stand -----------------------------------------------------------------------------------------
+
+
+def record_of(cell: Any, status: str = "completed", **more: Any) -> dict[str, Any]:
+    return {
+        "status": status,
+        "algorithm": cell.algorithm,
+        "training_mode": cell.mode,
+        "env": cell.env,
+        "seed": cell.seed,
+        "total_timesteps": 1000,
+        "duration_hours": 0.25,
+        "average_fps": 50.0,
+        **more,
+    }
+
+
+def evaluation(**more: Any) -> dict[str, Any]:
+    env = "procgen-coinrun-v0"
+    facts = {"algorithm": "ppo", "env": env, "trained_env": env, "timesteps": 1000, "deterministic": False}
+    return {**facts, "episodes_per_split": 100, "duration_seconds": 30.0, **more}
+
+
+def put(folder: Path, record: dict[str, Any] | None, *evaluations: dict[str, Any]) -> Path:
+    (folder / "evaluation").mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").touch()
+    if record is not None:
+        (folder / "benchmark_metrics.json").write_text(json.dumps(record))
+    for number, each in enumerate(evaluations):
+        (folder / "evaluation" / f"{number}.json").write_text(json.dumps(each))
+    return folder
+
+
+def test_how_a_run_stands_is_read_from_its_folder(tmp_path: Path) -> None:
+    made = study()
+    cell = made.cells[0]
+    assert state_of(made, cell, tmp_path / "none").text == "to do"
+    folder = put(tmp_path / "run", None)
+    assert state_of(made, cell, folder).text == "unfinished"
+    for status in ("interrupted", "failed"):
+        state = state_of(made, cell, put(folder, record_of(cell, status)))
+        assert (state.text, state.begun, state.done) == (status, True, False)
+    state = state_of(made, cell, put(folder, record_of(cell)))
+    assert (state.text, state.begun, state.done) == ("not evaluated", False, False)
+    assert state.elapsed_seconds == 900
+    state = state_of(made, cell, put(folder, record_of(cell), evaluation()))
+    assert (state.text, state.done) == ("completed", True)
+    (folder / "benchmark_metrics.json").write_text('{"status": "comp')
+    assert state_of(made, cell, folder).text == "unfinished"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"algorithm": "random"},
+        {"episodes_per_split": 20},
+        {"timesteps": 900},
+        {"deterministic": True},
+        {"env": "procgen-maze-v0"},
+    ],
+)
+def test_another_evaluation_is_not_that_of_the_study(tmp_path: Path, other: dict[str, Any]) -> None:
+    made = study()
+    folder = put(tmp_path, record_of(made.cells[0]), evaluation(**other))
+    assert not state_of(made, made.cells[0], folder).done
+    assert state_of(study(evaluate_episodes=0), made.cells[0], folder).done
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
+    made = study()
+    put(tmp_path, record_of(made.cells[0], seed=5))
+    with pytest.raises(UsageError, match="another run"):
+        state_of(made, made.cells[0], tmp_path)
+
+
+def test_the_newest_whole_row_counts(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "PPO_Sequential"
+    log.mkdir(parents=True)
+    (log / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n{"upda')
+    assert last_row(tmp_path) == {"update": 2}
+    assert last_row(log) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "collecting\ntrain_timed.py: failed: environment 3: the world ended\n",
+            "environment 3: the world ended",
+        ),
+        ("train_timed.py: error: cannot make it\n\n", "cannot make it"),
+        ("Traceback (most recent call last):\n  File x\nKeyError: 'a'\n", "KeyError: 'a'"),
+        ("=== 2026 train.py\n", "it said nothing"),
+    ],
+)
+def test_the_reason_of_a_failure_is_what_the_program_said_last(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    (tmp_path / "log").write_text(text)
+    assert reason_in(tmp_path / "log") == reason
+
+
+# --- How long it takes --------------------------------------------------------------------------------------
+
+
+def test_the_time_of_a_timed_study_is_the_sum_of_its_parts(tmp_path: Path) -> None:
+    made = study(duration=0.5, cooldown=10.0, seeds=[1, 2])
+    first, second = made.cells[:2]
+    put(tmp_path / first.name, record_of(first), evaluation())
+    put(tmp_path / second.name, record_of(second, "interrupted"))
+    states = {cell.name: state_of(made, cell, tmp_path / cell.name) for cell in made.cells}
+    one_evaluation = EVALUATION_START_SECONDS + 30
+    expected = 7 * (1800 + START_SECONDS + one_evaluation) - 900 + 6 * 10
+    assert Estimate(made, states).total_left(made.cells, states) == pytest.approx(expected)
+
+
+def test_the_time_of_a_number_of_timesteps_comes_from_runs_like_it(tmp_path: Path) -> None:
+    made = study(total_timesteps=1000, evaluate_episodes=0)
+    fast, slow = made.cells[:2]
+    states = {cell.name: state_of(made, cell, tmp_path / cell.name) for cell in made.cells}
+    estimate = Estimate(made, states)
+    assert estimate.total_left(made.cells, states) is None
+    assert estimate.training(fast, fps=20.0) == pytest.approx(50)
+    put(tmp_path / fast.name, record_of(fast, average_fps=100.0))
+    put(tmp_path / slow.name, record_of(slow, average_fps=50.0))
+    states = {cell.name: state_of(made, cell, tmp_path / cell.name) for cell in made.cells}
+    estimate = Estimate(made, states)
+    assert estimate.training(fast) == pytest.approx(10)
+    assert estimate.training(slow) == pytest.approx(20)
+    assert estimate.training(made.cells[2]) == pytest.approx(1000 / 75)
+
+
+def test_what_is_written_can_be_given_as_a_study_file(tmp_path: Path) -> None:
+    first = open_with(tmp_path / "a", *PPO, "--seeds", 4)
+    first.write()
+    assert yaml.safe_load((tmp_path / "a" / "study.yaml").read_text())["seeds"] == [4]
+    assert open_with(tmp_path / "b", "--study", tmp_path / "a" / "study.yaml").study == first.study
