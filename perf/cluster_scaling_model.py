@@ -212,8 +212,8 @@ def largest_share(workload: Workload, nodes: int, per_node: int) -> float:
     if batch >= total:
         return batch / ranks
     variance = batch / nodes * (1 - 1 / nodes) * (total - batch) / max(1, total - 1)
-    on_node = batch / nodes + expected_maximum(nodes) * math.sqrt(variance)
-    return (on_node + (per_node - 1) / 2) / per_node
+    node_shard = batch / nodes + expected_maximum(nodes) * math.sqrt(variance)
+    return (node_shard + (per_node - 1) / 2) / per_node
 
 
 def shuffling(workload: Workload, total: int, machine: Machine, options: Options) -> float:

@@ -253,7 +253,7 @@ def machine_pieces(seconds: float, together: Callable[[], Any]) -> dict[str, Any
     def index(total: int) -> None:
         order = minibatch_permutation(1, 1, 1, total)
         for start in range(0, total, total // 8):
-            communicator.share(order[start : start + total // 8], 16)
+            communicator.shard(order[start : start + total // 8], 16)
 
     indexed = {
         total: statistics.mean(times_of(partial(index, total), together, seconds)) for total in INDEX_SIZES

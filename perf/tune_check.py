@@ -33,7 +33,7 @@ from rlcb.processes.machine_lock import Lock, machine_lock_path
 from rlcb.processes.subprocesses import Stop
 from rlcb.profiling.advice import ENVS_TOLERANCE, describe_setup, recommend, with_envs
 from rlcb.profiling.measure import EFFORTS, MachineMeasurement, counts_up_to
-from rlcb.profiling.short_runs import try_out
+from rlcb.profiling.short_runs import short_run
 
 CASES = ("ppo_sequential", "ppo_parallel", "impala_parallel")
 NETWORKS = ("impala", "nature")
@@ -89,7 +89,7 @@ def program(config: Config, setup: Setup) -> tuple[int | None, ...]:
 
 
 def rate(config: Config, setup: Setup, seconds: float, stop: Stop) -> float:
-    return try_out(config, setup, seconds, stop, lambda: None).fps
+    return short_run(config, setup, seconds, stop, lambda: None).fps
 
 
 def check(

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config
-from rlcb.parallel.heartbeat import Presence
+from rlcb.parallel.heartbeat import Heartbeats
 from rlcb.parallel.impala_actor import Actor
-from rlcb.parallel.impala_learner import CentralLearner, open_shared_parts
+from rlcb.parallel.impala_learner import ImpalaLearner, open_shared_parts
 from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_store import UnrollStore
 from rlcb.parallel.worker import Job, Link
@@ -74,7 +74,7 @@ class Team:
             actors, max_policy_lag, envs_per_actor, batch_size, normalize_rewards, **env_kwargs
         )
         context = multiprocessing.get_context("spawn")
-        self.presence = Presence(context, actors + 1)
+        self.heartbeats = Heartbeats(context, actors + 1)
         ends = (context.Pipe(duplex=False), context.Pipe(duplex=False))
         job = Job("", None, ends, self.config, RunFolder(None, self.config), 1, False, False, os.getpid())
         links = [self._link(rank) for rank in range(actors + 1)]
@@ -84,7 +84,7 @@ class Team:
         ]
         queues = tuple(SlotQueue(pair) for pair in ends)
         spaces, memory = self.actors[0].spaces, bytearray(2**20)
-        self.learner = CentralLearner(
+        self.learner = ImpalaLearner(
             self.config,
             Communicator(),
             1,
@@ -106,7 +106,7 @@ class Team:
 
     def _link(self, rank: int) -> Link:
         connection: Any = None
-        return Link(rank, self.presence.begin(rank), self.presence, connection, os.getpid())
+        return Link(rank, self.heartbeats.begin(rank), self.heartbeats, connection, os.getpid())
 
     def _act(self, actor: Actor) -> None:
         try:
@@ -131,7 +131,7 @@ class Team:
         """Wait until actors have written every slot that they may, as far ahead as the policy may lag."""
         store, per_update = self.store, self.learner.batches.batch_size
         due = len(self.seen) * per_update + store.size.slots
-        runs.wait_until(lambda: store.begun.sum() == due and all(self.presence.waiting[1:]))
+        runs.wait_until(lambda: store.begun.sum() == due and all(self.heartbeats.waiting[1:]))
 
     def learn(self, updates: int, pause: float = 0.0, behind: bool = False) -> list[Seen]:
         """Make updates; `pause` makes the learner slower, and `behind` one that actors always wait for."""

@@ -16,7 +16,7 @@ ABOVE = (
     "report",
     "evaluation",
     "profiling",
-    "crew",
+    "supervisor",
     "cluster_",
     "installation",
 )

@@ -26,11 +26,11 @@ from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config
 from rlcb.errors import Interrupted, RunError, UsageError
 from rlcb.parallel.calibration import candidates, fastest_split
-from rlcb.parallel.heartbeat import Presence
+from rlcb.parallel.heartbeat import Heartbeats
 from rlcb.parallel.impala_actor import Actor
-from rlcb.parallel.impala_learner import CentralLearner, open_shared_parts
+from rlcb.parallel.impala_learner import ImpalaLearner, open_shared_parts
 from rlcb.parallel.slot_queue import SlotQueue
-from rlcb.parallel.supervisor import Crew, Worker
+from rlcb.parallel.supervisor import Supervisor, Worker
 from rlcb.parallel.worker import Job, Link
 from rlcb.parallel.world import World, host_name
 from rlcb.rl import impala
@@ -106,18 +106,18 @@ class Node:
         context = multiprocessing.get_context("spawn")
         self.connection, connection = context.Pipe()
         """To what the learners say to the process that started them."""
-        self.presence = Presence(context, learners + actors)
+        self.heartbeats = Heartbeats(context, learners + actors)
         ends = (context.Pipe(duplex=False), context.Pipe(duplex=False))
         job = Job("", None, ends, config, RunFolder(None, config), 1, False, False, os.getpid())
         links = [
-            Link(rank, self.presence.begin(rank), self.presence, connection, os.getpid())
+            Link(rank, self.heartbeats.begin(rank), self.heartbeats, connection, os.getpid())
             for rank in range(learners + actors)
         ]
         queues, memory = tuple(SlotQueue(pair) for pair in ends), bytearray(2**20)
         self.actors = [Actor(job, links[learners + number], number, node_rank) for number in range(actors)]
         spaces = self.actors[0].spaces
         self.learners = [
-            CentralLearner(config, rank, 1, link.check, lambda size: memory, spaces, queues, link, None)
+            ImpalaLearner(config, rank, 1, link.check, lambda size: memory, spaces, queues, link, None)
             for rank, link in zip(ranks, links)
         ]
         for actor in self.actors:
@@ -182,7 +182,7 @@ class Cluster:
 
         def written() -> bool:
             return all(
-                node.learners[0].store.begun.sum() == due and all(node.presence.waiting[-actors:])
+                node.learners[0].store.begun.sum() == due and all(node.heartbeats.waiting[-actors:])
                 for node in self.nodes
             )
 
@@ -236,7 +236,7 @@ def test_nodes_learn_together_what_one_learns_alone(
     for mine, other in zip(cluster.updates, one_node.updates):
         assert mine.episodes == other.episodes
         for key in ("grad_norm", "policy_loss", "value_loss", "explained_variance"):
-            assert mine.figures[key] == pytest.approx(other.figures[key], rel=1e-4, abs=1e-6), key
+            assert mine.metrics[key] == pytest.approx(other.metrics[key], rel=1e-4, abs=1e-6), key
     moved = (one_node.parameters[-1][0] - one_node.parameters[0][0]).abs().max()
     assert moved > 1e-2
 
@@ -275,18 +275,18 @@ def test_figures_are_those_of_all_nodes_and_processes_are_called_by_their_hosts(
         cluster.wait_until_all_is_written()
         cluster.learn(2)  # the second of which is of unrolls that were written before the first
     first, second = (node.learners[0] for node in cluster.nodes)
-    figures = cluster.updates[-1].figures
+    metrics = cluster.updates[-1].metrics
     lags = [*first.lags.tolist(), *second.lags.tolist()]
-    assert figures["impala/policy_lag_mean"] == pytest.approx(np.mean(lags))
-    assert figures["impala/policy_lag_max"] == max(lags) > 0
-    assert figures["impala/actor_restarts"] == 3
+    assert metrics["impala/policy_lag_mean"] == pytest.approx(np.mean(lags))
+    assert metrics["impala/policy_lag_max"] == max(lags) > 0
+    assert metrics["impala/actor_restarts"] == 3
     assert first.state()["replaced_actors"] == [1, 2]
     assert first.process_names() == [
         *("rank 0 on h0", "rank 1 on h1", "actor 0 on h0", "actor 1 on h0"),
         *("actor 2 on h1", "actor 3 on h1"),
     ]
     assert len(first.phase_seconds) == len(first.process_names())
-    assert first.figures()["impala"]["actor_restarts"] == 3
+    assert first.metrics()["impala"]["actor_restarts"] == 3
 
 
 def test_a_resumed_run_goes_on_with_what_each_node_had() -> None:
@@ -321,15 +321,15 @@ def test_actors_that_were_replaced_before_the_run_was_resumed_count() -> None:
     job = Job(
         "", None, None, ours, RunFolder(None, ours), 1, False, False, 0, World("hand", 2, 1, 1, None, "x", 1)
     )
-    crew = Crew(context, job)
+    supervisor = Supervisor(context, job)
     (near, far), (_, other) = context.Pipe(), context.Pipe()
     learner = Worker(SimpleNamespace(exitcode=None), near)
     actor = Worker(SimpleNamespace(exitcode=-9), other)
-    crew.workers, crew.memory = [learner, actor], -1
+    supervisor.workers, supervisor.memory = [learner, actor], -1
     far.send(("replaced", ours.impala.max_actor_restarts))
-    crew._receive(learner)
-    assert not crew._replace(1)
-    assert crew._first_error() == (
+    supervisor._receive(learner)
+    assert not supervisor._replace(1)
+    assert supervisor._first_error() == (
         "end",
         f"actor 1 on {host_name()} was killed by SIGKILL; 3 actors had been replaced before "
         "(impala.max_actor_restarts)",
@@ -340,7 +340,7 @@ def test_the_slowest_rank_is_the_one_that_works_or_waits_for_its_own_actors_long
     cluster = Cluster(2, 1, learners=2)
     first = cluster.learners[0]
     nothing = dict.fromkeys(("env", "inference", "learn", "sync", "wait"), 0.0)
-    first.joint_figures = {"impala/actor_restarts": 0.0}
+    first.joint_metrics = {"impala/actor_restarts": 0.0}
     first.phase_seconds = [
         {**nothing, "learn": 3.0, "sync": 6.0},
         {**nothing, "learn": 3.0, "wait": 7.0},  # for the node's first learner
@@ -348,7 +348,7 @@ def test_the_slowest_rank_is_the_one_that_works_or_waits_for_its_own_actors_long
         {**nothing, "learn": 2.0, "wait": 7.0},
         *[nothing, nothing],
     ]
-    slowest = first.figures()["slowest_rank"]
+    slowest = first.metrics()["slowest_rank"]
     assert slowest == {"name": "rank 2 on h1", "busy_seconds": 7.0, "mean_busy_seconds": 3.75, "nodes": 2}
 
 

@@ -35,9 +35,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ranks() -> Iterator[Callable[..., list[Watch]]]:
-    """Makes three ranks, none of which may accuse itself unless its starter says what happens then."""
+    """Makes three ranks, none of which may report_hang itself unless its starter says what happens then."""
     made: list[Watch] = []
-    accused: list[str] = []
+    reported: list[str] = []
 
     def make(timeout_seconds: float = 30.0, **starters: Starter) -> list[Watch]:
         store = HashStore()
@@ -48,14 +48,14 @@ def ranks() -> Iterator[Callable[..., list[Watch]]]:
             world, names = replace(WORLD, node_rank=rank), [f"rank {each} on h{each}" for each in range(3)]
             starter = starters.get(f"rank_{rank}", Starter())
             if starter.on_hang is Starter.on_hang:  # which would end the tests
-                starter = replace(starter, on_hang=accused.append)
+                starter = replace(starter, on_hang=reported.append)
             made.append(Watch(lambda: store, world, names, timeout_seconds, starter))
         return made
 
     yield make
     for watch in made:
         watch._closed.set()
-    assert accused == []
+    assert reported == []
 
 
 def ends(watches: list[Watch]) -> list[Exception]:

@@ -19,8 +19,8 @@ import torch
 from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config
 from rlcb.parallel import a3c
-from rlcb.parallel.a3c import AsyncCommunicator, AsyncTrainer
-from rlcb.parallel.heartbeat import Presence
+from rlcb.parallel.a3c import A3CCommunicator, A3CTrainer
+from rlcb.parallel.heartbeat import Heartbeats
 from rlcb.parallel.worker import Link
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.reward_scaler import RewardScaler, SharedRewardScaler
@@ -51,16 +51,16 @@ class Workers:
     def __init__(self, count: int, **parallel: object) -> None:
         config = make_config(count, **parallel)
         self.lock = threading.Lock()
-        self.presence = Presence(multiprocessing.get_context("spawn"), count)
+        self.heartbeats = Heartbeats(multiprocessing.get_context("spawn"), count)
         self.block: dict[str, bytearray] = {}
         with ThreadPoolExecutor(count) as pool:  # they wait for each other
             self.trainers = list(pool.map(lambda rank: self._make(config, rank), range(count)))
 
-    def _make(self, config: Config, rank: int) -> AsyncTrainer:
+    def _make(self, config: Config, rank: int) -> A3CTrainer:
         connection: Any = None
-        link = Link(rank, self.presence.begin(rank), self.presence, connection, os.getpid())
-        communicator = AsyncCommunicator(link, config.num_processes, self.lock)
-        return AsyncTrainer(config, communicator, 1, link.check, self._memory)
+        link = Link(rank, self.heartbeats.begin(rank), self.heartbeats, connection, os.getpid())
+        communicator = A3CCommunicator(link, config.num_processes, self.lock)
+        return A3CTrainer(config, communicator, 1, link.check, self._memory)
 
     def _memory(self, size: int) -> bytearray:
         return self.block.setdefault("shared", bytearray(size))

@@ -11,17 +11,17 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from rlcb.cluster.watchdog import Starter, Watch
-from rlcb.parallel.heartbeat import START_SECONDS, Presence
+from rlcb.parallel.heartbeat import START_SECONDS, Heartbeats
 from rlcb.parallel.world import World
 
 CONTEXT = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture
-def presence() -> Presence:
+def heartbeats() -> Heartbeats:
     """Three workers: the first has worked until a minute ago, the second waits since then, the third has not
     yet begun."""
-    made, ago = Presence(CONTEXT, 3), time.monotonic() - 60
+    made, ago = Heartbeats(CONTEXT, 3), time.monotonic() - 60
     for rank in range(3):
         made.begin(rank)
         made.started[rank] = ago
@@ -30,47 +30,47 @@ def presence() -> Presence:
     return made
 
 
-def test_who_neither_works_nor_waits_hangs(presence: Presence) -> None:
-    assert presence.hanging(50) == [0]
-    assert presence.hanging(70) == []
-    presence.started[2] -= START_SECONDS
-    assert presence.hanging(50) == [0, 2]
+def test_who_neither_works_nor_waits_hangs(heartbeats: Heartbeats) -> None:
+    assert heartbeats.hanging(50) == [0]
+    assert heartbeats.hanging(70) == []
+    heartbeats.started[2] -= START_SECONDS
+    assert heartbeats.hanging(50) == [0, 2]
 
 
-def test_a_time_in_which_no_worker_could_run_is_not_held_against_any(presence: Presence) -> None:
-    presence.started[2] -= START_SECONDS - 50
-    presence.pardon(0.0)
-    assert presence.hanging(50) == [0, 2]
-    presence.pardon(20.0)
-    assert presence.hanging(50) == []
-    assert presence.hanging(30) == [0]  # for 40 s it could have worked
-    assert presence.beats[2] == 0  # which has still not begun
+def test_a_time_in_which_no_worker_could_run_is_not_held_against_any(heartbeats: Heartbeats) -> None:
+    heartbeats.started[2] -= START_SECONDS - 50
+    heartbeats.discount_suspension(0.0)
+    assert heartbeats.hanging(50) == [0, 2]
+    heartbeats.discount_suspension(20.0)
+    assert heartbeats.hanging(50) == []
+    assert heartbeats.hanging(30) == [0]  # for 40 s it could have worked
+    assert heartbeats.beats[2] == 0  # which has still not begun
 
 
-def test_a_worker_that_has_made_a_step_since_then_is_not_ahead_of_the_time(presence: Presence) -> None:
-    presence.check(0)
-    presence.pardon(20.0)
-    assert presence.beats[0] <= time.monotonic()
+def test_a_worker_that_has_made_a_step_since_then_is_not_ahead_of_the_time(heartbeats: Heartbeats) -> None:
+    heartbeats.check(0)
+    heartbeats.discount_suspension(20.0)
+    assert heartbeats.beats[0] <= time.monotonic()
 
 
 class Beats(list[float]):
     """Those of a worker that stops waiting just when they have been read."""
 
-    presence: Presence
+    heartbeats: Heartbeats
 
     def __iter__(self) -> Iterator[float]:
         before = list(self[:])
-        self[0], self.presence.waiting[0] = time.monotonic(), 0
+        self[0], self.heartbeats.waiting[0] = time.monotonic(), 0
         return iter(before)
 
 
 def test_who_stops_waiting_while_it_is_looked_at_does_not_hang() -> None:
-    presence, ago = Presence(CONTEXT, 1), time.monotonic() - 60
+    heartbeats, ago = Heartbeats(CONTEXT, 1), time.monotonic() - 60
     beats = Beats([ago])
-    beats.presence, presence.beats = presence, beats
-    presence.waiting[0] = 1
-    assert presence.hanging(50) == []
-    assert presence.beats[0] > ago
+    beats.heartbeats, heartbeats.beats = heartbeats, beats
+    heartbeats.waiting[0] = 1
+    assert heartbeats.hanging(50) == []
+    assert heartbeats.beats[0] > ago
 
 
 def test_a_rank_notes_its_progress_before_it_is_seen_to_wait_no_more() -> None:

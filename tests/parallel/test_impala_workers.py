@@ -79,8 +79,8 @@ def test_no_unroll_is_older_than_the_policy_may_lag(max_policy_lag: int, slow: i
         assert lags.min() >= 0
         assert lags.max() <= max_policy_lag
         assert each.update is not None
-        assert each.update.figures["impala/policy_lag_max"] == lags.max()
-        assert each.update.figures["impala/policy_lag_mean"] == pytest.approx(lags.mean())
+        assert each.update.metrics["impala/policy_lag_max"] == lags.max()
+        assert each.update.metrics["impala/policy_lag_mean"] == pytest.approx(lags.mean())
 
 
 @pytest.mark.timeout(180)

@@ -51,7 +51,7 @@ def count_for_ever(queue_ends: Any, results: Connection, counted: Any) -> None:
             counted.value += 1
 
 
-class Crew:
+class Supervisor:
     """Processes that are ended with the test."""
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ class Crew:
 
 
 @pytest.fixture
-def crew() -> Iterator[Crew]:
-    started = Crew()
+def supervisor() -> Iterator[Supervisor]:
+    started = Supervisor()
     yield started
     for process in started.processes:
         process.kill()
@@ -127,12 +127,12 @@ def test_a_reader_that_others_were_faster_than_gets_nothing_and_does_not_wait(
 
 @pytest.mark.timeout(180)
 def test_every_number_is_delivered_exactly_once_with_several_writers_and_readers(
-    ends: Any, crew: Crew
+    ends: Any, supervisor: Supervisor
 ) -> None:
     """More numbers than the pipe holds, so that writers wait for readers as well."""
     count, writers = 20_000, 2
-    readers = [crew.reader(read, ends) for _ in range(2)]
-    writing = [crew.start(write, ends, k * count, count) for k in range(writers)]
+    readers = [supervisor.reader(read, ends) for _ in range(2)]
+    writing = [supervisor.start(write, ends, k * count, count) for k in range(writers)]
     for process in writing:
         process.join(60)
         assert process.exitcode == 0
@@ -150,9 +150,9 @@ def test_every_number_is_delivered_exactly_once_with_several_writers_and_readers
 
 
 @pytest.mark.timeout(180)
-def test_readers_that_are_killed_while_they_wait_break_nothing(ends: Any, crew: Crew) -> None:
+def test_readers_that_are_killed_while_they_wait_break_nothing(ends: Any, supervisor: Supervisor) -> None:
     queue = SlotQueue(ends)
-    waiting = [crew.reader(wait_for_ever, ends)[0] for _ in range(2)]
+    waiting = [supervisor.reader(wait_for_ever, ends)[0] for _ in range(2)]
     deadline = time.monotonic() + 60
     while any(psutil.Process(each.pid).status() != psutil.STATUS_SLEEPING for each in waiting):
         assert time.monotonic() < deadline, "they do not wait"
@@ -162,7 +162,7 @@ def test_readers_that_are_killed_while_they_wait_break_nothing(ends: Any, crew: 
         process.join(20)
     queue.put(5)
     assert queue.get(1.0) == 5
-    _, connection = crew.reader(read, ends)
+    _, connection = supervisor.reader(read, ends)
     for number in (*range(10), END):
         queue.put(number)
     assert connection.poll(20)
@@ -170,11 +170,13 @@ def test_readers_that_are_killed_while_they_wait_break_nothing(ends: Any, crew: 
 
 
 @pytest.mark.timeout(180)
-def test_a_reader_killed_at_any_moment_takes_at_most_one_number_with_it(ends: Any, crew: Crew) -> None:
+def test_a_reader_killed_at_any_moment_takes_at_most_one_number_with_it(
+    ends: Any, supervisor: Supervisor
+) -> None:
     """And never a part of one, which would shift all that follow."""
     queue, more, put = SlotQueue(ends), 1000, 0
     counted: Any = CONTEXT.RawValue("i", 0)
-    process, _ = crew.reader(count_for_ever, ends, counted)
+    process, _ = supervisor.reader(count_for_ever, ends, counted)
     while counted.value < 100 or put < 2000:  # so that it is at work
         queue.put(put)
         put += 1

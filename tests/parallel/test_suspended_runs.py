@@ -20,7 +20,7 @@ from rlcb.cluster.communicator import ClusterCommunicator
 from rlcb.cluster.watchdog import Starter, Watch
 from rlcb.config.settings import ClusterConfig
 from rlcb.parallel.world import World
-from rlcb.processes.suspend_clock import SUSPENDED_SECONDS, RunningTime
+from rlcb.processes.suspend_clock import SUSPENDED_SECONDS, SuspendClock
 from tests import fault_env, runs, step_env
 
 pytestmark = pytest.mark.timeout(300)
@@ -107,7 +107,7 @@ def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_running_time_stands_still_while_nobody_can_look_at_it(pass_time: Callable[[float], None]) -> None:
-    clock = RunningTime()
+    clock = SuspendClock()
     begun = clock()
     for _ in range(10):
         pass_time(SUSPENDED_SECONDS - 1)

@@ -12,7 +12,7 @@ import pytest
 
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import Interrupted, RunError
-from rlcb.parallel.heartbeat import Presence
+from rlcb.parallel.heartbeat import Heartbeats
 from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_batches import Batches
 from rlcb.parallel.unroll_store import StoreSize, UnrollStore, store_bytes
@@ -30,11 +30,11 @@ class Side:
         size = StoreSize(slots, ACTORS, 3, 1, Spaces((2,), "float32", 4))
         self.store = UnrollStore(size, bytearray(store_bytes(size)))
         self.free, self.full = (SlotQueue(CONTEXT.Pipe(duplex=False)) for _ in range(2))
-        self.presence = Presence(CONTEXT, LEARNERS + ACTORS)
+        self.heartbeats = Heartbeats(CONTEXT, LEARNERS + ACTORS)
         for rank in range(LEARNERS + ACTORS):
-            self.presence.begin(rank)
+            self.heartbeats.begin(rank)
         connection: Any = None
-        link = Link(0, 0, self.presence, connection, root_process=0)
+        link = Link(0, 0, self.heartbeats, connection, root_process=0)
         self.batches = Batches(
             self.store, (self.free, self.full), batch_size, link, link.check, check_unwritten
         )
@@ -42,7 +42,7 @@ class Side:
     def take(self, actor: int, slot: int | None = None) -> int:
         """An actor takes the next slot and puts its name to it, with its claim odd meanwhile, as
         src/rlcb/parallel/impala_actor.py does."""
-        incarnation = int(self.presence.incarnations[LEARNERS + actor]) - 1
+        generation = int(self.heartbeats.generations[LEARNERS + actor]) - 1
         deadline = time.monotonic() + 20
         taken: int | None = None
         while taken is None:
@@ -50,7 +50,7 @@ class Side:
             self.store.claims[actor] += 1
             taken = self.free.get(0.1)
             if taken is not None:
-                self.store.owner[taken] = 1 + actor + ACTORS * incarnation
+                self.store.owner[taken] = 1 + actor + ACTORS * generation
             self.store.claims[actor] += 1
         assert slot in (None, taken)
         self.store.number[taken] = self.store.begun[actor]
@@ -67,7 +67,7 @@ class Side:
 
     def die(self, actor: int) -> None:
         """It is replaced by another, as src/rlcb/parallel/supervisor.py does."""
-        self.presence.begin(LEARNERS + actor)
+        self.heartbeats.begin(LEARNERS + actor)
 
 
 def test_slots_are_given_out_in_order() -> None:
@@ -228,10 +228,10 @@ def test_an_actor_that_may_just_have_taken_a_slot_is_waited_for() -> None:
 def test_waiting_for_a_batch_ends_with_the_run() -> None:
     side = Side(2, 2)
     side.batches.give_out(range(2))
-    side.presence.stop.value = 2
+    side.heartbeats.stop.value = 2
     with pytest.raises(Interrupted):
         side.batches.take()
-    assert side.presence.waiting[0] == 0
+    assert side.heartbeats.waiting[0] == 0
 
 
 @pytest.mark.timeout(120)
@@ -240,11 +240,11 @@ def test_who_waits_for_a_batch_is_known_to_wait() -> None:
     side.batches.give_out(range(2))
     taker = threading.Thread(target=side.batches.take, daemon=True)
     taker.start()
-    runs.wait_until(lambda: bool(side.presence.waiting[0]))
+    runs.wait_until(lambda: bool(side.heartbeats.waiting[0]))
     for actor in (0, 1):
         side.complete(side.take(actor))
     taker.join(30)
-    assert side.presence.waiting[0] == 0
+    assert side.heartbeats.waiting[0] == 0
 
 
 @pytest.mark.timeout(120)

@@ -86,9 +86,9 @@ def test_two_views_of_one_memory_see_each_others_unrolls() -> None:
 
 def test_the_actor_of_a_slot_is_known_whichever_incarnation_of_it_wrote() -> None:
     store = make_store()
-    for incarnation in range(3):
+    for generation in range(3):
         for actor in range(ACTORS):
-            store.owner[1] = 1 + actor + ACTORS * incarnation
+            store.owner[1] = 1 + actor + ACTORS * generation
             assert store.actor_of(1) == actor
 
 
@@ -116,7 +116,7 @@ def test_there_is_room_for_an_episode_that_ends_in_every_step_of_every_environme
 def test_an_unroll_that_was_written_over_the_absurd_values_is_accepted(spaces: Spaces) -> None:
     store = make_store(spaces)
     for slot in range(SLOTS):
-        store.fill_with_absurd(slot)
+        store.fill_with_sentinel(slot)
     write_unroll(store, 1)
     store.require_written(1)
     for slot in (0, 2, 3):
@@ -129,7 +129,7 @@ def test_an_unroll_that_was_written_over_the_absurd_values_is_accepted(spaces: S
 @pytest.mark.parametrize("place", [0, -1])
 def test_one_unwritten_cell_of_any_array_is_found(spaces: Spaces, name: str, place: int) -> None:
     store = make_store(spaces)
-    store.fill_with_absurd(2)
+    store.fill_with_sentinel(2)
     array = store.last_observations[2] if name == "last_observations" else getattr(store.unroll(2), name)
     cell = (place,) * (1 if name == "last_observations" else 2)
     absurd = np.array(array[cell])
@@ -143,14 +143,14 @@ def test_filling_a_slot_leaves_the_others_alone() -> None:
     store = make_store()
     for slot in (0, 2):
         write_unroll(store, slot, seed=slot)
-    store.fill_with_absurd(1)
+    store.fill_with_sentinel(1)
     for slot in (0, 2):
         store.require_written(slot)
 
 
 def test_frames_may_hold_the_absurd_value_in_places() -> None:
     store = make_store(IMAGE)
-    store.fill_with_absurd(0)
+    store.fill_with_sentinel(0)
     absurd = store.unroll(0).observations[0, 0, 0, 0, 0]
     write_unroll(store, 0)
     store.unroll(0).observations[:, :, 0] = absurd

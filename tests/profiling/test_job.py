@@ -56,7 +56,7 @@ class MadeUp(MachineMeasurement):
 def test_a_short_run_that_fails_costs_its_figure_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def try_out(config: Config, setup: Setup, *_: Any) -> Reached:
+    def short_run(config: Config, setup: Setup, *_: Any) -> Reached:
         if config.algorithm == "ppo":
             raise RunError("a short run of train_ppo_sequential.py failed (cannot reserve memory)")
         return reached(config, setup)
@@ -64,7 +64,7 @@ def test_a_short_run_that_fails_costs_its_figure_and_nothing_else(
     load = {"cpu_percent": 0.0, "busiest": []}
     monkeypatch.setattr(job, "measure_load", lambda: load)
     monkeypatch.setattr(job, "MachineMeasurement", MadeUp)
-    monkeypatch.setattr(job, "try_out", try_out)
+    monkeypatch.setattr(job, "short_run", short_run)
     flags = ["--network", "nature", "--algorithms", "ppo", "a2c", "--modes", "sequential"]
     folder = tmp_path / "profiles"
     write = ["--write", str(tmp_path / "local_ppo_sequential.yaml")]

@@ -13,13 +13,13 @@ import torch
 from rlcb.cli.train import main
 from rlcb.cluster.gradient_reduction import BucketReduction
 from rlcb.config import config
-from rlcb.config.config import Config, keeps_acting_passes
+from rlcb.config.config import Config, caches_activations
 from rlcb.config.settings import ModelConfig
 from rlcb.config.yaml_file import build_config
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import Interrupted, UsageError
 from rlcb.rl import a2c
-from rlcb.rl.activation_cache import ActingPasses, activation_bytes
+from rlcb.rl.activation_cache import ActivationCache, activation_bytes
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.models import ActorCritic, make_model
 from rlcb.training.trainer import Trainer
@@ -44,25 +44,25 @@ def configured(keep: bool | None, microbatch: int = 1000, **model: object) -> Co
 
 
 def train(config: Config, updates: int = 3) -> tuple[Trainer, list[dict[str, float]]]:
-    """A trainer after some updates, and their figures, those that A2C has."""
+    """A trainer after some updates, and their metrics, those that A2C has."""
     trainer = Trainer(config, Communicator(), 1, lambda: None)
-    found = [trainer.iterate(1e-3).figures for _ in range(updates)]
-    figures = [{name: each for name, each in row.items() if each is not None} for row in found]
-    assert all("policy_loss" in row and "explained_variance" in row for row in figures)
+    found = [trainer.iterate(1e-3).metrics for _ in range(updates)]
+    metrics = [{name: each for name, each in row.items() if each is not None} for row in found]
+    assert all("policy_loss" in row and "explained_variance" in row for row in metrics)
     trainer.close()
-    return trainer, figures
+    return trainer, metrics
 
 
 @pytest.mark.parametrize("microbatch", [1000, 7, 1])
 def test_learning_is_the_same_whether_passes_are_kept_or_made_again(microbatch: int) -> None:
     """Also where microbatches of the dense layers are no multiple of a step's environments."""
-    again, figures = train(configured(False))
+    again, metrics = train(configured(False))
     kept, figures_kept = train(configured(True, microbatch))
     assert again.passes is None and kept.passes is not None
     start = Trainer(configured(False), Communicator(), 1, lambda: None).learner.parameters
     assert (again.learner.parameters - start).abs().max() > 1e-3  # it did learn
     torch.testing.assert_close(kept.learner.parameters, again.learner.parameters, atol=2e-6, rtol=1e-4)
-    for ours, theirs in zip(figures_kept, figures, strict=True):
+    for ours, theirs in zip(figures_kept, metrics, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
@@ -112,10 +112,10 @@ def test_in_bfloat16_both_ways_round_alike() -> None:
     assert kept[0] == pytest.approx(exact[0], rel=0.02, abs=1e-3)
 
 
-def passes_of(model: ActorCritic, heartbeat: Callable[[], None] = lambda: None) -> ActingPasses:
+def passes_of(model: ActorCritic, heartbeat: Callable[[], None] = lambda: None) -> ActivationCache:
     """Those of a rollout, after it has been acted."""
     trainer = Trainer(configured(False), Communicator(), 1, lambda: None)
-    passes = ActingPasses(model, trainer.part, 0, heartbeat)
+    passes = ActivationCache(model, trainer.part, 0, heartbeat)
     trainer.close()
     observations = torch.from_numpy(trainer.part.observations)
     observations.random_(256)
@@ -206,14 +206,14 @@ def test_an_mlp_keeps_nothing() -> None:
 def test_passes_are_kept_where_they_fit_into_a_quarter_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(memory: int, keep: bool | None = None) -> bool:
         monkeypatch.setattr(config, "usable_memory", lambda: memory)
-        return keeps_acting_passes(configured(keep), 1000)
+        return caches_activations(configured(keep), 1000)
 
     needed = STEPS * ENVS * 1000
     assert kept(4 * needed) and not kept(4 * needed - 1)
     assert kept(0, keep=True) and not kept(4 * needed, keep=False)
-    assert not keeps_acting_passes(configured(True), 0)
+    assert not caches_activations(configured(True), 0)
     ppo = build_config({"algorithm": "ppo", "env": {"id": image_env.ID}}, "a test")
-    assert not keeps_acting_passes(ppo, 1)
+    assert not caches_activations(ppo, 1)
 
 
 def test_nothing_can_be_kept_where_nothing_is_used_twice() -> None:
@@ -229,6 +229,6 @@ def test_passes_that_are_not_kept_leave_the_update_to_the_samples_that_were_shar
     """Without kept passes an update is a function of the rollout alone."""
     trainer, _ = train(configured(False), 1)
     before = trainer.learner.parameters.clone()
-    figures = a2c.update(trainer.learner, trainer.rollout, trainer.config, 1)
-    assert figures["grad_norm"]
+    metrics = a2c.update(trainer.learner, trainer.rollout, trainer.config, 1)
+    assert metrics["grad_norm"]
     assert not torch.equal(trainer.learner.parameters, before)

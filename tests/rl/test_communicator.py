@@ -136,7 +136,7 @@ def test_the_shares_of_a_minibatch_are_every_sample_once_each_on_the_node_that_h
     found = []
     for rank in range(world_size):
         communicator = place(rank, world_size, num_nodes)
-        share = communicator.share(minibatch, per_node)
+        share = communicator.shard(minibatch, per_node)
         steps, envs = share // per_node, share % per_node
         found += list(steps * num_envs + communicator.node_rank * per_node + envs)
     assert sorted(found) == sorted(minibatch.tolist())

@@ -90,7 +90,7 @@ def whole_loss(
         own.vtrace_clip_pg_rho_threshold,
         own.vtrace_clip_c_threshold,
     )
-    terms, figures = [], []
+    terms, metrics = [], []
     for i in columns:
         logits, values = model(torch.from_numpy(rollout.observations[:, i].copy()))
         distribution = torch.distributions.Categorical(logits=logits)
@@ -115,10 +115,10 @@ def whole_loss(
         parts = (-log_probs * advantage, 0.5 * (values - target).square(), distribution.entropy())
         terms.append(torch.stack([each.double() for each in parts]))
         ratios = np.exp(log_ratios.astype(np.float64))
-        figures.append(np.stack([ratios - 1 - log_ratios, ratios > thresholds[0], targets[:, 0], now]))
+        metrics.append(np.stack([ratios - 1 - log_ratios, ratios > thresholds[0], targets[:, 0], now]))
     policy, value, entropy = torch.cat(terms, dim=1).mean(1)
     loss = policy + training.vf_coef * value - training.ent_coef * entropy
-    kl, clipped, all_targets, all_values = np.concatenate(figures, axis=1)
+    kl, clipped, all_targets, all_values = np.concatenate(metrics, axis=1)
     return loss, {
         "policy_loss": policy.item(),
         "value_loss": value.item(),
@@ -203,14 +203,14 @@ def test_an_update_equals_autograd_on_the_whole_batch(
     loss, expected = whole_loss(model, rollout, config, range(num_envs))
     gradient = gradient_of(loss, model)
     learner = make_learner(model, config, microbatch_size)
-    figures = impala.update(learner, rollout, config, 3)
+    metrics = impala.update(learner, rollout, config, 3)
     assert close(learner.gradient, gradient)
-    assert figures["grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-4)
+    assert metrics["grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-4)
     for name, value in expected.items():
-        assert figures[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+        assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
     assert 0 < expected["impala/rho_clipped_fraction"] < 1
-    assert figures["clip_fraction"] is None
-    assert figures["epochs"] == 1
+    assert metrics["clip_fraction"] is None
+    assert metrics["epochs"] == 1
 
 
 @pytest.mark.parametrize("columns", [[2], [5, 0, 3], [1, 2, 3, 4, 5, 0], [4, 1]])
@@ -225,27 +225,27 @@ def test_an_update_on_some_columns_learns_from_these_alone_in_any_order(
     gradient = gradient_of(loss, model)
     rollout.scaled_rewards[:, others] = np.nan  # being written by someone else at this moment
     learner = make_learner(model, config, microbatch_size)
-    figures = impala.update(learner, rollout, config, 0, np.array(columns))
+    metrics = impala.update(learner, rollout, config, 0, np.array(columns))
     assert close(learner.gradient, gradient)
-    assert figures["policy_loss"] == pytest.approx(expected["policy_loss"], rel=1e-4)
-    assert figures["explained_variance"] == pytest.approx(expected["explained_variance"], rel=1e-3, abs=1e-4)
+    assert metrics["policy_loss"] == pytest.approx(expected["policy_loss"], rel=1e-4)
+    assert metrics["explained_variance"] == pytest.approx(expected["explained_variance"], rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("columns", [None, [3, 1]])
 def test_the_sum_as_reduction_is_the_mean_times_the_number_of_samples(columns: list[int] | None) -> None:
     rollout = random_rollout(5, 4)
     chosen = None if columns is None else np.array(columns)
-    gradients, figures = [], []
+    gradients, metrics = [], []
     for reduction in ("mean", "sum"):
         config = configured(loss_reduction=reduction)
         learner = make_learner(vector_model(), config, 10)
-        figures.append(impala.update(learner, rollout, config, 0, chosen))
+        metrics.append(impala.update(learner, rollout, config, 0, chosen))
         gradients.append(learner.gradient)
     samples = 5 * (4 if columns is None else 2)
     assert close(gradients[1], gradients[0] * samples)
-    assert figures[1].pop("grad_norm") == pytest.approx(samples * (figures[0].pop("grad_norm") or 0))
+    assert metrics[1].pop("grad_norm") == pytest.approx(samples * (metrics[0].pop("grad_norm") or 0))
     for name in ("policy_loss", "value_loss", "entropy", "explained_variance"):
-        assert figures[1][name] == pytest.approx(figures[0][name])  # reported as means in either case
+        assert metrics[1][name] == pytest.approx(metrics[0][name])  # reported as means in either case
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
@@ -307,16 +307,16 @@ def test_processes_that_share_the_columns_make_the_update_of_one(
 
     def update(communicator: Communicator) -> tuple[dict[str, float | None], torch.Tensor]:
         model = models.pop()
-        figures = impala.update(make_learner(model, config, 6, communicator), rollout, config, 0, chosen)
-        return figures, vector_of(model)
+        metrics = impala.update(make_learner(model, config, 6, communicator), rollout, config, 0, chosen)
+        return metrics, vector_of(model)
 
     expected_figures, expected = update(Communicator())
     results = run_ranks(world_size, update)
-    for figures, parameters in results:
+    for metrics, parameters in results:
         torch.testing.assert_close(parameters, expected, rtol=1e-5, atol=1e-6)
         assert torch.equal(parameters, results[0][1])
         for name, value in expected_figures.items():
-            assert figures[name] == (None if value is None else pytest.approx(value, rel=1e-3, abs=1e-5))
+            assert metrics[name] == (None if value is None else pytest.approx(value, rel=1e-3, abs=1e-5))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -357,9 +357,9 @@ def on_policy(rollout: RolloutBuffer, model: ActorCritic) -> RolloutBuffer:
 
 def test_on_policy_there_is_no_divergence_and_nothing_is_clipped() -> None:
     config, model = configured(vtrace_clip_rho_threshold=1.0001), vector_model()  # rounding is no clipping
-    figures = impala.update(make_learner(model, config), on_policy(random_rollout(8, 3), model), config, 0)
-    assert figures["approx_kl"] == pytest.approx(0, abs=1e-6)
-    assert figures["impala/rho_clipped_fraction"] == 0
+    metrics = impala.update(make_learner(model, config), on_policy(random_rollout(8, 3), model), config, 0)
+    assert metrics["approx_kl"] == pytest.approx(0, abs=1e-6)
+    assert metrics["impala/rho_clipped_fraction"] == 0
 
 
 @pytest.mark.parametrize("rewards", [0.0, 0.1, -3e4])
@@ -368,8 +368,8 @@ def test_explained_variance_is_null_when_targets_have_no_spread(rewards: float) 
     rollout = on_policy(random_rollout(7, 3), model)
     rollout.log_probs -= 1  # every ratio is e, which is clipped to 1: the target is the reward
     rollout.scaled_rewards[:] = rewards
-    figures = impala.update(make_learner(model, config, 7), rollout, config, 0)
-    assert figures["explained_variance"] is None
+    metrics = impala.update(make_learner(model, config, 7), rollout, config, 0)
+    assert metrics["explained_variance"] is None
 
 
 def test_explained_variance_is_exact_where_targets_lie_far_from_zero() -> None:
@@ -381,8 +381,8 @@ def test_explained_variance_is_exact_where_targets_lie_far_from_zero() -> None:
     rollout.log_probs -= 1
     rollout.scaled_rewards += 1000
     _, expected = whole_loss(model, rollout, config, range(8))
-    figures = impala.update(make_learner(model, config, 32), rollout, config, 0)
-    assert figures["explained_variance"] == pytest.approx(expected["explained_variance"], rel=0.02)
+    metrics = impala.update(make_learner(model, config, 32), rollout, config, 0)
+    assert metrics["explained_variance"] == pytest.approx(expected["explained_variance"], rel=0.02)
 
 
 def test_actions_with_higher_rewards_become_more_likely() -> None:

@@ -225,8 +225,8 @@ def test_normalising_a_minibatch_without_spread_stays_finite(
     model = vector_model()
     rollout = random_rollout(n_steps, 1)
     rollout.advantages[:, 0] = advantages
-    figures = ppo.update(make_learner(model, config), rollout, run_with(config), 0)
-    assert all(np.isfinite(value) for value in figures.values() if value is not None)
+    metrics = ppo.update(make_learner(model, config), rollout, run_with(config), 0)
+    assert all(np.isfinite(value) for value in metrics.values() if value is not None)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
@@ -270,13 +270,13 @@ def test_gradient_in_microbatches_equals_the_gradient_of_the_whole_minibatch(
 ) -> None:
     model, rollout, config = impala_case()
     learner = make_learner(model, config, microbatch_size)
-    figures = learner.step(np.arange(13), 13, whole_loss(model, rollout, config, 0.3, 1.7))
+    metrics = learner.step(np.arange(13), 13, whole_loss(model, rollout, config, 0.3, 1.7))
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         difference = (parameter.grad - whole_gradients[name]).norm() / whole_gradients[name].norm()
         assert difference.item() < 1e-5, name
     norm = torch.cat([gradient.flatten() for gradient in whole_gradients.values()]).double().norm().item()
-    assert figures["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
 @pytest.mark.parametrize("microbatch_size", [1, 3, 7, 10])
@@ -287,9 +287,9 @@ def test_statistics_do_not_depend_on_the_microbatch_size(microbatch_size: int) -
         _, parts = whole_loss(model, rollout, config)(np.arange(10))
     expected = {name: value.item() for name, value in parts.items()}
     learner = make_learner(model, config, microbatch_size)
-    figures = learner.step(np.arange(10), 10, whole_loss(model, rollout, config))
+    metrics = learner.step(np.arange(10), 10, whole_loss(model, rollout, config))
     for name, value in expected.items():
-        assert figures[name] == pytest.approx(value, rel=1e-5, abs=1e-7), name
+        assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-7), name
 
 
 @pytest.mark.parametrize("size", [1, 2, 9])
@@ -307,13 +307,13 @@ def test_processes_that_share_a_minibatch_make_the_step_of_one_process(
         model = models.pop()
         learner = make_learner(model, config, 2, communicator)
         share = samples[communicator.rank :: communicator.world_size]
-        figures = learner.step(share, size, whole_loss(model, rollout, config))
-        return figures, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        metrics = learner.step(share, size, whole_loss(model, rollout, config))
+        return metrics, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     alone_figures, alone = step(Communicator())
-    for figures, parameters in run_ranks(3, step):
+    for metrics, parameters in run_ranks(3, step):
         torch.testing.assert_close(parameters, alone, rtol=1e-5, atol=1e-6)
-        assert figures == pytest.approx(alone_figures, rel=1e-5)
+        assert metrics == pytest.approx(alone_figures, rel=1e-5)
 
 
 # --- One optimizer step ---
@@ -363,10 +363,10 @@ def model_gradient(model: ActorCritic, rollout: RolloutBuffer, max_grad_norm: fl
     config = TrainingConfig(max_grad_norm=max_grad_norm)
     twin = copy.deepcopy(model)
     samples = np.arange(rollout.num_samples)
-    figures = make_learner(twin, config).step(samples, len(samples), whole_loss(twin, rollout, config))
+    metrics = make_learner(twin, config).step(samples, len(samples), whole_loss(twin, rollout, config))
     loss, _ = whole_loss(model, rollout, config)(samples)
     whole = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
-    assert figures["grad_norm"] == pytest.approx(whole.norm().item(), rel=1e-5)  # as it was before clipping
+    assert metrics["grad_norm"] == pytest.approx(whole.norm().item(), rel=1e-5)  # as it was before clipping
     return torch.cat(
         [parameter.grad.flatten() for parameter in twin.parameters() if parameter.grad is not None]
     )
@@ -500,10 +500,10 @@ def test_target_kl_ends_the_update_after_the_epoch_whose_mean_exceeds_it() -> No
     config = TrainingConfig(batch_size=4, n_epochs=5, target_kl=0.03)
     # epoch means .025 (one minibatch above the target does not count), .03 (not exceeded), .04
     learner = ScriptedLearner(config, [0.0, 0.05, 0.03, 0.03, 0.08, 0.0, 9.0])
-    figures = ppo.update(learner, random_rollout(8, 1), run_with(config), 0)
-    assert figures["epochs"] == 3
+    metrics = ppo.update(learner, random_rollout(8, 1), run_with(config), 0)
+    assert metrics["epochs"] == 3
     assert learner.sizes == [4] * 6  # the epoch is finished
-    assert figures["approx_kl"] == pytest.approx(0.19 / 6)
+    assert metrics["approx_kl"] == pytest.approx(0.19 / 6)
 
 
 def test_without_target_kl_all_epochs_are_done() -> None:
@@ -515,9 +515,9 @@ def test_without_target_kl_all_epochs_are_done() -> None:
 def test_statistics_are_means_over_all_minibatches_in_which_every_sample_counts_the_same() -> None:
     config = TrainingConfig(batch_size=4, n_epochs=2)
     learner = ScriptedLearner(config, [1.0, 2.0, 6.0, 3.0, 4.0, 12.0])
-    figures = ppo.update(learner, random_rollout(10, 1), run_with(config), 0)
+    metrics = ppo.update(learner, random_rollout(10, 1), run_with(config), 0)
     assert learner.sizes == [4, 4, 2] * 2
-    assert figures["approx_kl"] == pytest.approx((4 * (1 + 2 + 3 + 4) + 2 * (6 + 12)) / 20)
+    assert metrics["approx_kl"] == pytest.approx((4 * (1 + 2 + 3 + 4) + 2 * (6 + 12)) / 20)
 
 
 def test_statistics_of_an_update_that_hardly_learns_are_those_of_the_whole_rollout() -> None:
@@ -529,18 +529,18 @@ def test_statistics_of_an_update_that_hardly_learns_are_those_of_the_whole_rollo
     arguments: list[Any] = [logits.double().numpy(), values.double().numpy()]
     arguments += [*(rollout.flat(name) for name in names), config]
     expected = reference_loss(*arguments)
-    figures = ppo.update(make_learner(model, config), rollout, run_with(config), 0)
+    metrics = ppo.update(make_learner(model, config), rollout, run_with(config), 0)
     for name in ppo.STATISTICS:
-        assert figures[name] == pytest.approx(expected[name], rel=1e-4), name
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-4), name
 
 
 def test_explained_variance_compares_the_collected_values_with_the_returns() -> None:
     config = TrainingConfig(batch_size=8, n_epochs=1)
     rollout = random_rollout(8, 2)
-    figures = ppo.update(make_learner(vector_model(), config), rollout, run_with(config), 0)
+    metrics = ppo.update(make_learner(vector_model(), config), rollout, run_with(config), 0)
     returns, values = rollout.returns.astype(np.float64), rollout.values.astype(np.float64)
     expected = 1 - np.square(returns - values - (returns - values).mean()).mean() / returns.var()
-    assert figures["explained_variance"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["explained_variance"] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, -3e4])
@@ -548,8 +548,8 @@ def test_explained_variance_is_null_when_returns_have_no_spread(constant: float)
     config = TrainingConfig(batch_size=7, n_epochs=1)
     rollout = random_rollout(7, 3)
     rollout.returns[:] = constant
-    figures = ppo.update(make_learner(vector_model(), config), rollout, run_with(config), 0)
-    assert figures["explained_variance"] is None
+    metrics = ppo.update(make_learner(vector_model(), config), rollout, run_with(config), 0)
+    assert metrics["explained_variance"] is None
 
 
 def test_updates_repeat_themselves_and_differ_by_number_and_seed() -> None:

@@ -88,10 +88,10 @@ def test_ppo_takes_a_sum_for_each_step_and_over_nodes_one_for_the_advantages_of_
     step = len(alone) + len(ppo.STATISTICS)
     epoch = [nodes * 5 * MOMENTS, *[step] * 5]
     expected = [step] * 15 if nodes == 1 else explained_variance + epoch * 3
-    for rank, (figures, ours) in enumerate(found):
+    for rank, (metrics, ours) in enumerate(found):
         assert [size for each, size in sums if each == rank] == expected
         torch.testing.assert_close(ours, alone, rtol=0, atol=1e-5)
-        assert figures == pytest.approx(alone_figures, rel=1e-4, abs=1e-6)
+        assert metrics == pytest.approx(alone_figures, rel=1e-4, abs=1e-6)
         assert torch.equal(ours, found[0][1])
 
 
@@ -112,10 +112,10 @@ def test_nodes_of_a2c_normalise_the_advantages_of_all(nodes: int, per_node: int,
     rollout = random_rollout(5, 6)
     rollout.advantages[:, :3] += 4.0  # the nodes' own means and deviations differ
     alone_figures, alone = update_of(a2c, config, rollout, 1)(Communicator())
-    for figures, ours in run_ranks(nodes * per_node, update_of(a2c, config, rollout, nodes)):
+    for metrics, ours in run_ranks(nodes * per_node, update_of(a2c, config, rollout, nodes)):
         torch.testing.assert_close(ours, alone, rtol=1e-5, atol=1e-6)
         known = [name for name, value in alone_figures.items() if value is not None]
-        assert [figures[name] for name in known] == pytest.approx(
+        assert [metrics[name] for name in known] == pytest.approx(
             [alone_figures[name] for name in known], rel=1e-4, abs=1e-6
         )
 

@@ -15,22 +15,15 @@ import numpy as np
 import pytest
 
 from rlcb.errors import RunError
-from rlcb.rl.statistics import (
-    Episode,
-    EpisodeStatistics,
-    SampleMeans,
-    explained_variance,
-    strict_json,
-    write_atomically,
-    write_json,
-)
+from rlcb.files import strict_json, write_atomically, write_json
+from rlcb.rl.statistics import Episode, EpisodeStatistics, SampleMeans, explained_variance
 from rlcb.training.metrics_writer import ROW_KEYS, MetricsWriter, read_rows, write_columns
 
 
-def row_of(update: int, **figures: Any) -> dict[str, Any]:
+def row_of(update: int, **metrics: Any) -> dict[str, Any]:
     """A row with every key, each with a number of its own."""
     row: dict[str, Any] = {key: index + update / 100 for index, key in enumerate(ROW_KEYS)}
-    return {**row, "timesteps": 64 * update, "update": update, **figures}
+    return {**row, "timesteps": 64 * update, "update": update, **metrics}
 
 
 def write_rows(folder: Path, *rows: dict[str, Any], resume_update: int | None = None) -> Path:

@@ -19,7 +19,7 @@ from rlcb.study import console, runner
 from rlcb.study.console import StudyProgress
 from rlcb.study.folder import StudyFolder, open_study
 from rlcb.study.runner import Runner
-from rlcb.study.study import Cell
+from rlcb.study.study import PlannedRun
 from tests.study.test_study import evaluation, put, record_of
 
 STUDY = {"algorithms": ["ppo"], "seeds": [1, 2], "duration": 0.5, "cooldown": 7.0}
@@ -75,7 +75,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return made
 
 
-def cell_of(scene: Scene, number: int) -> Cell:
+def cell_of(scene: Scene, number: int) -> PlannedRun:
     return scene.folder.study.cells[number - 1]
 
 

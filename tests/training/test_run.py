@@ -44,7 +44,7 @@ def train(
 
     def and_stop(recorder: Recorder, update: Update, learning_rate: float) -> None:
         after_update(recorder, update, learning_rate)
-        if update.figures and recorder.trainer.counters.updates == stop_after:
+        if update.metrics and recorder.trainer.counters.updates == stop_after:
             os.kill(os.getpid(), number)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -17,7 +17,7 @@ from rlcb.study.folder import StudyFolder, open_study, read_study_file
 from rlcb.study.runner import Runner, in_turn
 from rlcb.study.settings import parse_assignments, parse_settings
 from rlcb.study.state import State
-from rlcb.study.study import ALGORITHMS, MODES, Cell, Study
+from rlcb.study.study import ALGORITHMS, MODES, PlannedRun, Study
 
 DESCRIPTION = """
 Run algorithms x modes x environments x seeds one after another, each with the
@@ -248,7 +248,7 @@ def run_cell(folder: StudyFolder, arguments: argparse.Namespace) -> int:
         raise UsageError(f"--cell {arguments.cell}: {folder.root} holds no study")
     if not 1 <= arguments.cell <= len(cells):
         raise UsageError(f"--cell {arguments.cell}: the study has runs 1 to {len(cells)}")
-    cell: Cell = cells[arguments.cell - 1]
+    cell: PlannedRun = cells[arguments.cell - 1]
     progress, lock = StudyProgress(), machine_lock()
     with Stop() as stop:
         try:

@@ -137,7 +137,7 @@ def measure_pair(communicator: ClusterCommunicator, other: int, megabytes: float
             "mb_per_second": megabytes / max(1e-9, seconds - shortest / 2),
         }
 
-    return communicator.attend(measure)
+    return communicator.wait_for_peers(measure)
 
 
 def exchange(rank: int, content: torch.Tensor, answer: torch.Tensor, other: int) -> None:

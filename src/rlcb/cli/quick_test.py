@@ -207,7 +207,7 @@ def check_update(algorithm: str, checkpoint: Path) -> str:
     try:
         before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
         start = time.perf_counter()
-        figures = trainer.iterate(config.training.learning_rate).figures
+        figures = trainer.iterate(config.training.learning_rate).metrics
         seconds = time.perf_counter() - start
         strange = [f"{name} = {value}" for name, value in figures.items() if not math.isfinite(value or 0.0)]
         if strange:

@@ -42,7 +42,7 @@ class ClusterCommunicator(GlooCommunicator):
     def _connect_all(self, store: Any) -> None:
         # To meet. Who is gone is noticed by the watch long before.
         timeout = timedelta(seconds=10 * max(60.0, self.config.timeout_seconds))
-        self.attend(
+        self.wait_for_peers(
             lambda: dist.init_process_group(
                 "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
             )
@@ -50,7 +50,7 @@ class ClusterCommunicator(GlooCommunicator):
         wait_without_limit()
         calm_network_thread()
 
-    def attend(self, function: Callable[[], T]) -> T:
+    def wait_for_peers(self, function: Callable[[], T]) -> T:
         """What a function returns that waits for others in its own way.
 
         It runs in a thread, so that a rank that fails meanwhile is noticed.

@@ -36,24 +36,24 @@ from rlcb.training.trainer import Trainer
 
 def work(job: Job, link: Link, make_trainer: Callable[..., LearningProcess] = Trainer) -> int:
     """What a worker does that its node's first process has started."""
-    presence, rank = link.presence, link.rank
+    heartbeats, rank = link.heartbeats, link.rank
 
     def beat() -> None:
-        presence.beats[rank] = time.monotonic()
+        heartbeats.beats[rank] = time.monotonic()
 
     def on_hang(text: str) -> None:
         link.connection.send(("run", text))
         os._exit(EXIT_FAILED)
 
     starter = Starter(
-        asked=lambda: max(0, presence.stop.value),
-        aborted=lambda: presence.stop.value == ABORT,
-        cause=lambda: presence.cause,
+        asked=lambda: max(0, heartbeats.stop.value),
+        aborted=lambda: heartbeats.stop.value == ABORT,
+        cause=lambda: heartbeats.cause,
         beat=beat,
         around_wait=link.wait_for_others,
         on_hang=on_hang,
         memory=lambda size: link.shared_memory(job.config.parallel, size),
-        share=link.share,
+        broadcast=link.broadcast,
         on_taken=link.has_taken,
         root_process=job.root_process,
     )
@@ -134,13 +134,13 @@ def run_rank(
 def open_meeting_point(world: World, config: Config, starter: Starter) -> MeetingPoint:
     """The store of the run; with any free port, which only one node can use, its ranks are told which."""
     timeout = config.cluster.timeout_seconds
-    if world.master_port is not None or starter.share is None:
+    if world.master_port is not None or starter.broadcast is None:
         return MeetingPoint(world, timeout)
     if world.rank == 0:
         point = MeetingPoint(world, timeout)
-        starter.share(point.port)
+        starter.broadcast(point.port)
         return point
-    return MeetingPoint(replace(world, master_port=starter.share(None)), timeout)
+    return MeetingPoint(replace(world, master_port=starter.broadcast(None)), timeout)
 
 
 def watched(
@@ -161,7 +161,7 @@ def watched(
         ours = starter.memory
         if ours is None:
             return share_memory(store, world, job.config.parallel, size, watch)
-        return communicator.attend(lambda: ours(size))
+        return communicator.wait_for_peers(lambda: ours(size))
 
     try:
         communicator = ClusterCommunicator(PrefixStore("gloo", store), world, job.config.cluster, watch)

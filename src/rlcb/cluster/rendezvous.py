@@ -123,7 +123,7 @@ def name_start(store: Any, member: int, members: int, patience: float, check: Ca
 
 
 def describe_self(config: Config, resume: bool) -> dict[str, Any]:
-    """What has to be equal on all ranks: settings, and versions of what the figures depend on."""
+    """What has to be equal on all ranks: settings, and versions of what the metrics depend on."""
     settings = {
         key: value for key, value in flat_settings(config).items() if not key.startswith(LOCAL_SETTINGS)
     }

@@ -21,7 +21,7 @@ from typing import Any
 from rlcb.errors import EXIT_FAILED, Interrupted, PeerLost, UsageError, first_line
 from rlcb.parallel.heartbeat import START_SECONDS
 from rlcb.parallel.world import World
-from rlcb.processes.suspend_clock import RunningTime
+from rlcb.processes.suspend_clock import SuspendClock
 
 INTERVAL_SECONDS = 0.5  # between two signs of life in a small world
 SILENT_SECONDS = 3.0  # without a sign of life, once some rank has left
@@ -63,7 +63,7 @@ class Starter:
     """Ends this process, whose main thread hangs, with the words given."""
     memory: Callable[[int], Any] | None = None
     """Memory of a size that the node's ranks share; None: the ranks see to it."""
-    share: Callable[[Any], Any] | None = None
+    broadcast: Callable[[Any], Any] | None = None
     """The first rank's value, in every rank of the node."""
     on_taken: Callable[[Path], None] = lambda root: None
     """Told, in rank 0, the folder that the run has taken."""
@@ -91,7 +91,7 @@ class Watch:
         self.silent_seconds = SILENT_SECONDS + 2 * spread
         self.judge_seconds = JUDGE_SECONDS + 2 * spread
         self.starter = starter
-        self.now = RunningTime(2 * self.silent_seconds)
+        self.now = SuspendClock(2 * self.silent_seconds)
         self.store = connect()  # of the background thread; another one would wait for its requests
         self.own_store = connect()  # of the main thread
         self.alarm: str | None = None
@@ -163,7 +163,7 @@ class Watch:
                     self.alarm = f"{self.names[0]} is gone: {first_line(error)}"
                 return
             self._take_in(leaving, beats)
-            self._accuse_self()
+            self._report_own_hang()
 
     def _take_in(self, leaving: int, beats: list[bytes]) -> None:
         self.last_contact = now = self.now()
@@ -178,7 +178,7 @@ class Watch:
     def _silence(self) -> str:
         return f"has been silent for {self.timeout_seconds:g} s (cluster.timeout_seconds)"
 
-    def _accuse_self(self) -> None:
+    def _report_own_hang(self) -> None:
         """End this process if its main thread neither works nor waits for others."""
         patience = self.timeout_seconds
         if self.progress is None:

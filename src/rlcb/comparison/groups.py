@@ -159,7 +159,7 @@ def group_runs(runs: Sequence[tuple[int, Run]]) -> list[Group]:
     variants: dict[str, list[Run]] = {}
     for _, run in sorted(runs, key=lambda pair: _order(*pair)):
         variants.setdefault(json.dumps(sorted(settings_of(run).items()), default=str), []).append(run)
-    parts = [part for same in variants.values() for part in _told_apart(same)]
+    parts = [part for same in variants.values() for part in _disambiguate(same)]
     labels = _labels([settings for settings, _ in parts])
     groups: dict[tuple[str, str], list[Run]] = {}
     for label, (_, members) in zip(labels, parts):
@@ -168,7 +168,7 @@ def group_runs(runs: Sequence[tuple[int, Run]]) -> list[Group]:
     return [Group(label, env, tuple(members)) for (label, env), members in groups.items()]
 
 
-def _told_apart(runs: list[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
+def _disambiguate(runs: list[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
     settings = settings_of(runs[0])
     for name, facet in (("machine", machine_of), ("software", software_of)):
         seeds = [(run.env, run.seed) for run in runs]
@@ -178,7 +178,7 @@ def _told_apart(runs: list[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
             return [
                 ({**found, name: value}, members)
                 for value, part in parts
-                for found, members in _told_apart(part)
+                for found, members in _disambiguate(part)
             ]
     return [(settings, runs)]
 

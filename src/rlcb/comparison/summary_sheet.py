@@ -145,7 +145,9 @@ def _runs(game: GameResult) -> Iterator[str]:
         seeds = ", ".join(f"{run.seed}" if run.completed else f"{run.seed} ({run.status})" for run in runs)
         yield f"{result.group.label}  (n={len(runs)}, seeds {seeds})"
         for key in RUN_FIGURES:
-            name, mean, each = _way_to(result, key) if key in TO_THRESHOLD else _figure(result, key)
+            name, mean, each = (
+                _time_to_threshold(result, key) if key in TO_THRESHOLD else _figure(result, key)
+            )
             if mean:
                 yield from _field(name, each if len(runs) == 1 else f"{mean}; runs: {each}", indent=2)
 
@@ -162,7 +164,7 @@ def _figure(result: GroupResult, key: str) -> tuple[str, str, str]:
     return name, " ".join(filter(None, parts)), each
 
 
-def _way_to(result: GroupResult, key: str) -> tuple[str, str, str]:
+def _time_to_threshold(result: GroupResult, key: str) -> tuple[str, str, str]:
     """The same of the way to a threshold: the median, and where each run got there."""
     clock = TO_THRESHOLD[key]
     found = result.reached.get(clock.key)

@@ -303,7 +303,7 @@ def flat_settings(config: Config) -> dict[str, Any]:
 PASSES_SHARE = 0.25  # of the memory: what kept passes may take where nothing is said
 
 
-def keeps_acting_passes(config: Config, sample_bytes: int) -> bool:
+def caches_activations(config: Config, sample_bytes: int) -> bool:
     """Whether they are kept, if what is kept of a sample takes so many bytes; 0 where there is nothing."""
     if config.algorithm not in LEARN_AS_THEY_ACTED or not sample_bytes:
         return False

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rlcb.config.config import Config, keeps_acting_passes
+from rlcb.config.config import Config, caches_activations
 from rlcb.machine.profile import NetworkSpeed, Profile, describe_env, env_key, resolved_model
 
 
@@ -62,7 +62,7 @@ def learning(profile: Profile, threads: int) -> dict[int, float]:
 
 def keeps_passes(profile: Profile, config: Config) -> bool:
     """Whether a run learns from the passes with which it acts."""
-    return keeps_acting_passes(config, profile.network.activation_bytes)
+    return caches_activations(config, profile.network.activation_bytes)
 
 
 def acting_and_learning(profile: Profile, threads: int) -> dict[int, float]:

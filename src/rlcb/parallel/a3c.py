@@ -24,7 +24,7 @@ from rlcb.config.config import Config
 from rlcb.config.settings import ParallelConfig
 from rlcb.errors import RunError
 from rlcb.parallel.worker import Job, Link
-from rlcb.processes.shared_memory import Layout, carve, layout_bytes, map_shared, open_rollout
+from rlcb.processes.shared_memory import Layout, layout_bytes, map_shared, open_rollout, views
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.learner import make_optimizer
 from rlcb.rl.reward_scaler import SharedRewardScaler
@@ -37,7 +37,7 @@ from rlcb.training.trainer import Trainer
 
 OPTIMIZER_STATE = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
 EPISODES = 2**16  # room for the episodes that end between two rows of the log
-# The figures of an update; the log has their means over the updates since its last row.
+# The metrics of an update; the log has their means over the updates since its last row.
 FIGURES = ("policy_loss", "value_loss", "entropy", "explained_variance", "grad_norm", "epochs")
 POLL_SECONDS = 0.002
 
@@ -54,7 +54,7 @@ def shared_layout(config: Config, num_parameters: int) -> Layout:
         "updates": ((1,), integers),  # updates that were applied: the version of the parameters
         "arrived": ((1,), integers),  # at barriers, over all of them
         "scaler": ((3,), doubles),  # count, mean, squared deviations of the reward scaler
-        "figures": ((len(FIGURES), 2), doubles),  # sum and count since the last row
+        "metrics": ((len(FIGURES), 2), doubles),  # sum and count since the last row
         "ages": ((3,), doubles),  # gradient age since the last row: sum, count, largest
         "num_episodes": ((1,), integers),  # since the last row
         "episodes": ((EPISODES, len(Episode._fields)), doubles),
@@ -64,7 +64,7 @@ def shared_layout(config: Config, num_parameters: int) -> Layout:
     }
 
 
-class AsyncCommunicator(Communicator):
+class A3CCommunicator(Communicator):
     """One of several workers that never learn together: alone in every sum, but not at a barrier."""
 
     def __init__(self, link: Link, num_workers: int, lock: Any) -> None:
@@ -90,11 +90,11 @@ class AsyncCommunicator(Communicator):
                 time.sleep(POLL_SECONDS)
 
 
-class AsyncTrainer(Trainer):
+class A3CTrainer(Trainer):
     """A worker of A3C. Its learner's gradients go to the shared parameters; counters are those of all
     workers."""
 
-    communicator: AsyncCommunicator
+    communicator: A3CCommunicator
 
     def __init__(
         self,
@@ -104,10 +104,10 @@ class AsyncTrainer(Trainer):
         heartbeat: Callable[[], None],
         shared_memory: Callable[[int], Any],
     ) -> None:
-        assert isinstance(communicator, AsyncCommunicator)
+        assert isinstance(communicator, A3CCommunicator)
         super().__init__(config, communicator, num_threads, heartbeat)
         layout = shared_layout(config, len(self.learner.parameters))
-        self.shared = carve(layout, shared_memory(layout_bytes(layout)))
+        self.shared = views(layout, shared_memory(layout_bytes(layout)))
         communicator.arrived = self.shared["arrived"]
         training, statistics = config.training, self.shared["scaler"]
         self.scaler = SharedRewardScaler(
@@ -168,9 +168,9 @@ class AsyncTrainer(Trainer):
         episodes = self.collector.collect(self.part, number)
         self._compute_advantages()
         self.learner.set_learning_rate(learning_rate)
-        figures = self.learn(self.part, number)
+        metrics = self.learn(self.part, number)
         with self._locked():
-            self._report(episodes, figures)
+            self._report(episodes, metrics)
             return self._take_reports()
 
     def _apply_gradient(self) -> None:
@@ -183,9 +183,9 @@ class AsyncTrainer(Trainer):
             self.shared["updates"][0] += 1
             self.shared["worker_updates"][self.rank] += 1
 
-    def _report(self, episodes: list[Episode], figures: dict[str, float | None]) -> None:
-        for row, name in zip(self.shared["figures"], FIGURES, strict=True):
-            value = figures[name]
+    def _report(self, episodes: list[Episode], metrics: dict[str, float | None]) -> None:
+        for row, name in zip(self.shared["metrics"], FIGURES, strict=True):
+            value = metrics[name]
             if value is not None:
                 row += value, 1
         first = int(self.shared["num_episodes"][0])
@@ -201,12 +201,12 @@ class AsyncTrainer(Trainer):
         if not self.communicator.is_main:
             return Update([], {})
         shared = self.shared
-        figures: dict[str, float | None] = {
+        metrics: dict[str, float | None] = {
             name: total / count if count else None
-            for name, (total, count) in zip(FIGURES, shared["figures"].tolist(), strict=True)
+            for name, (total, count) in zip(FIGURES, shared["metrics"].tolist(), strict=True)
         }
         total, count, largest = shared["ages"].tolist()
-        figures |= {
+        metrics |= {
             "approx_kl": None,
             "clip_fraction": None,
             "a3c/gradient_age_mean": total / count if count else None,
@@ -214,14 +214,14 @@ class AsyncTrainer(Trainer):
         }
         rows = shared["episodes"][: int(shared["num_episodes"][0])].tolist()
         episodes = [Episode(int(step), int(env), reward, int(length)) for step, env, reward, length in rows]
-        for name in ("figures", "ages", "num_episodes"):
+        for name in ("metrics", "ages", "num_episodes"):
             shared[name][:] = 0
         self.counters.updates = int(shared["updates"][0])
         self.counters.timesteps = self.counters.updates * self.config.timesteps_per_update
         if self.take_state:
             self._state = self._copy_state()
         self.phase_seconds = self._phases()
-        return Update(episodes, figures)
+        return Update(episodes, metrics)
 
     def finish(self) -> Update | None:
         """Wait for the updates that others have begun; they are in no row of the log yet."""
@@ -282,12 +282,12 @@ class AsyncTrainer(Trainer):
 def work(job: Job, link: Link) -> int:
     """Join the others through shared memory and train."""
     config = job.config
-    communicator = AsyncCommunicator(link, config.num_processes, job.lock)
+    communicator = A3CCommunicator(link, config.num_processes, job.lock)
     process = Process(
         communicator,
         link.check,
         lambda size: link.shared_memory(ParallelConfig(), size),  # which is not the rollout
-        AsyncTrainer,
+        A3CTrainer,
         job.root_process,
         on_taken=link.has_taken,
     )

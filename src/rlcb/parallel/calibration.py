@@ -1,7 +1,7 @@
 """How many actors and learners suit this machine: measured in a few seconds before a run of IMPALA. In a
 distributed run each node has as many.
 
-One process for each core acts and then learns as the run will, all at the same time, so that the figures are
+One process for each core acts and then learns as the run will, all at the same time, so that the metrics are
 those of a machine that is busy. The split that is predicted to be fastest is taken.
 """
 
@@ -46,7 +46,7 @@ class Calibration:
     """What this split is predicted to reach."""
     limit: float
     """Timesteps per second of cores that never idle, acting with that many environments an actor. This and
-    the other figures are those of one node."""
+    the other metrics are those of one node."""
 
     def describe(self) -> str:
         act = ", ".join(f"{1e3 * each:.3f} with {n}" for n, each in sorted(self.act_seconds.items()))

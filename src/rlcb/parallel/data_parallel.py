@@ -36,9 +36,9 @@ def meet(config: Config, link: Link, count: int) -> GlooCommunicator:
     use_loopback()
     if link.rank == 0:
         store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        link.share(store.port)
+        link.broadcast(store.port)
     else:
-        store = TCPStore(HOST, link.share(), is_master=False)
+        store = TCPStore(HOST, link.broadcast(), is_master=False)
     communicator = GlooCommunicator(
         store,
         link.rank,

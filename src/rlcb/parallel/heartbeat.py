@@ -15,12 +15,12 @@ CAUSE_BYTES = 2000
 START_SECONDS = 120.0  # for a worker to load its libraries and make its environments
 
 
-class Presence:
+class Heartbeats:
     """Shared by all processes: when each worker last made progress, whether it waits, and whether to stop."""
 
     def __init__(self, context: Any, num_workers: int) -> None:
         self.started = context.RawArray("d", num_workers)
-        self.incarnations = context.RawArray("i", num_workers)
+        self.generations = context.RawArray("i", num_workers)
         """How many workers of each rank have been started."""
         self.beats = context.RawArray("d", num_workers)  # 0 until a worker has started
         self.waiting = context.RawArray("b", num_workers)
@@ -30,8 +30,8 @@ class Presence:
     def begin(self, rank: int) -> int:
         """Called before a worker is started; returns how many of its rank there were before."""
         self.beats[rank], self.waiting[rank], self.started[rank] = 0.0, 0, time.monotonic()
-        self.incarnations[rank] += 1
-        return int(self.incarnations[rank]) - 1
+        self.generations[rank] += 1
+        return int(self.generations[rank]) - 1
 
     def abort(self, kind: str = "", text: str = "") -> None:
         """Have all workers leave; `kind` and `text` say why, for those who tell it to other nodes."""
@@ -69,7 +69,7 @@ class Presence:
                 self.beats[rank] = time.monotonic()
             self.waiting[rank] = 0
 
-    def pardon(self, seconds: float) -> None:
+    def discount_suspension(self, seconds: float) -> None:
         """Do not hold a time against the workers in which none could run. It has ended just now."""
         now = time.monotonic()
         for moments in (self.beats, self.started) if seconds else ():

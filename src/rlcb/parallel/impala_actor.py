@@ -11,7 +11,7 @@ from rlcb import cpu, seeding
 from rlcb.envs.spaces import Spaces
 from rlcb.envs.vector_env import make_vector_env, native_threads, spaces_of
 from rlcb.errors import Interrupted
-from rlcb.parallel.published_weights import PublishedWeights
+from rlcb.parallel.parameter_snapshot import ParameterSnapshot
 from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_store import UnrollStore
 from rlcb.parallel.worker import Job, Link
@@ -36,7 +36,7 @@ class Actor:
         self.link = link
         config = self.config = job.config
         self.number = number
-        self.incarnation = link.incarnation
+        self.generation = link.generation
         self.env_index = (node_rank * config.actors_per_node + number) * config.envs_per_process
         self.timer = PhaseTimer()
         cpu.set_torch_threads(1)
@@ -51,7 +51,7 @@ class Actor:
         self.model = make_model(config.model, self.spaces, seed)
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
 
-    def join(self, store: UnrollStore, weights: PublishedWeights, queues: tuple[SlotQueue, ...]) -> None:
+    def join(self, store: UnrollStore, weights: ParameterSnapshot, queues: tuple[SlotQueue, ...]) -> None:
         """Take in what is shared, which exists once the learner knows the spaces."""
         self.store, self.weights, (self.free, self.full) = store, weights, queues
         self.parameters = flatten_parameters(self.model, torch.zeros(self.num_parameters))
@@ -87,7 +87,7 @@ class Actor:
         begun = int(self.store.begun[self.number])
         for phase, seconds in zip(PHASES, self.store.phases[self.number], strict=True):
             self.timer.seconds[phase] += float(seconds)
-        if self.incarnation or begun:
+        if self.generation or begun:
             seed = self.config.training.seed
             self.collector.observations = self.env.restart(
                 [seeding.restart_seed(seed, group, begun) for group in self.groups]
@@ -108,7 +108,7 @@ class Actor:
             self.store.claims[self.number] += 1
             slot = self.free.get(POLL_SECONDS)
             if slot is not None:
-                self.store.owner[slot] = 1 + self.number + self.store.size.actors * self.incarnation
+                self.store.owner[slot] = 1 + self.number + self.store.size.actors * self.generation
             self.store.claims[self.number] += 1
             if slot is not None:
                 return slot

@@ -21,7 +21,7 @@ from rlcb.config.config import Config
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import RunError, UsageError
 from rlcb.parallel.calibration import Calibration
-from rlcb.parallel.published_weights import PublishedWeights, weights_bytes
+from rlcb.parallel.parameter_snapshot import ParameterSnapshot, weights_bytes
 from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_batches import Batches
 from rlcb.parallel.unroll_store import StoreSize, UnrollStore, store_bytes
@@ -52,15 +52,15 @@ def unrolls_per_batch(config: Config) -> int:
 
 def open_shared_parts(
     config: Config, spaces: Spaces, num_parameters: int, shared_memory: Callable[[int], Any]
-) -> tuple[UnrollStore, PublishedWeights]:
+) -> tuple[UnrollStore, ParameterSnapshot]:
     """What actors and learners of a node share, in one block of memory."""
     size = store_size(config, spaces)
     first = store_bytes(size)
     memory = memoryview(shared_memory(first + weights_bytes(num_parameters)))
-    return UnrollStore(size, memory[:first]), PublishedWeights(num_parameters, memory[first:])
+    return UnrollStore(size, memory[:first]), ParameterSnapshot(num_parameters, memory[first:])
 
 
-class CentralLearner(LearningProcess):
+class ImpalaLearner(LearningProcess):
     """A learner. The first one of a node also hands out slots, scales rewards and publishes parameters."""
 
     def __init__(
@@ -89,7 +89,7 @@ class CentralLearner(LearningProcess):
         self.wait_before = 0.0
         self.lags = np.zeros(1, np.int64)
         """The ages of this node's unrolls in the last batch, in updates."""
-        self.joint_figures: dict[str, float | None] = {}
+        self.joint_metrics: dict[str, float | None] = {}
         """Those of all nodes' actors, as of the last boundary; in the main process only."""
 
     @property
@@ -120,7 +120,7 @@ class CentralLearner(LearningProcess):
             raise RunError(f"an unroll is {self.lags.max()} updates old: the order of slots was lost")
         self._bootstrap(columns)
         self.learner.set_learning_rate(learning_rate)
-        figures = self.algorithm.update(
+        metrics = self.algorithm.update(
             self.learner, self.store.rollout, self.config, self.counters.updates, columns
         )
         self.count_update(len(columns) * self.communicator.num_nodes * self.config.training.n_steps)
@@ -130,7 +130,7 @@ class CentralLearner(LearningProcess):
             self.weights.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(slots)
         episodes = self.exchange(episodes)
-        return Update(episodes, figures | self.joint_figures)
+        return Update(episodes, metrics | self.joint_metrics)
 
     def _take_batch(self) -> list[int]:
         """The next slots of this node to learn from, in every learner, their rewards scaled.
@@ -218,7 +218,7 @@ class CentralLearner(LearningProcess):
         self.phase_seconds = [part["phases"] for part in parts]
         self.phase_seconds += [phases for node in nodes for phases in node["actor_phases"]]
         lags = [lag for node in nodes for lag in node["lags"]]
-        self.joint_figures = {
+        self.joint_metrics = {
             "impala/policy_lag_mean": float(np.mean(lags)),
             "impala/policy_lag_max": float(max(lags)),
             "impala/actor_restarts": float(sum(node["replaced"] for node in nodes)),
@@ -277,7 +277,7 @@ class CentralLearner(LearningProcess):
         ]
         return learners + actors or super().process_names()
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """How long a learner and an actor waited for the other side, the means over all of them."""
         count = self.communicator.world_size
         learners, actors = self.phase_seconds[:count], self.phase_seconds[count:]
@@ -293,7 +293,7 @@ class CentralLearner(LearningProcess):
                 "learner_wait_seconds": round(fmean(each["wait"] for each in learners), 3),
                 "learner_sync_seconds": round(fmean(each["sync"] for each in learners), 3),
                 "actor_wait_seconds": round(fmean(each["wait"] for each in actors), 3),
-                "actor_restarts": int(self.joint_figures["impala/actor_restarts"] or 0),
+                "actor_restarts": int(self.joint_metrics["impala/actor_restarts"] or 0),
                 "calibration": None if self.calibration is None else self.calibration.to_dict(),
             },
         }

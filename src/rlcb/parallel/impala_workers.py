@@ -2,7 +2,7 @@
 
 Actors (impala_actor.py) write unrolls into slots of a store in shared memory (unroll_store.py). Only slot
 numbers travel, through two queues (slot_queue.py). The learner (impala_learner.py) takes a batch of slots,
-learns from it, publishes the new parameters (published_weights.py), and returns the slots
+learns from it, publishes the new parameters (parameter_snapshot.py), and returns the slots
 (unroll_batches.py). supervisor.py starts and watches these processes. In a distributed run every node has its
 own actors, slots and learners; the learners of all nodes sum their gradients.
 """
@@ -16,7 +16,7 @@ from rlcb.cluster.rank import work as learn_as_rank
 from rlcb.config.config import Config
 from rlcb.parallel.data_parallel import meet
 from rlcb.parallel.impala_actor import Actor
-from rlcb.parallel.impala_learner import CentralLearner, open_shared_parts
+from rlcb.parallel.impala_learner import ImpalaLearner, open_shared_parts
 from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.worker import Job, Link
 from rlcb.rl.communicator import Communicator
@@ -41,7 +41,7 @@ def work(job: Job, link: Link) -> int:
     return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
 
 
-def maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., CentralLearner]:
+def maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., ImpalaLearner]:
     """What makes this node's learner once the first actor has said what its environments are like, and all
     have made theirs: a run that cannot begin takes no folder."""
 
@@ -51,11 +51,11 @@ def maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., 
         num_threads: int,
         heartbeat: Callable[[], None],
         shared_memory: Callable[[int], Any],
-    ) -> CentralLearner:
+    ) -> ImpalaLearner:
         first = config.learners_per_node
-        spaces = communicator.attend(lambda: link.share(source=first))
-        communicator.attend(lambda: link.await_begun(range(first, first + config.actors_per_node)))
-        return CentralLearner(
+        spaces = communicator.wait_for_peers(lambda: link.broadcast(source=first))
+        communicator.wait_for_peers(lambda: link.await_begun(range(first, first + config.actors_per_node)))
+        return ImpalaLearner(
             config,
             communicator,
             num_threads,
@@ -73,11 +73,11 @@ def maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., 
 def act(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> int:
     config, world, first = job.config, job.world, job.config.learners_per_node
     actor = Actor(job, link, link.rank - first, 0 if world is None else world.node_rank)
-    link.presence.check(link.rank, heeds_signals=False)  # its environments are there; learners wait for all
-    if not link.incarnation:
+    link.heartbeats.check(link.rank, heeds_signals=False)  # its environments are there; learners wait for all
+    if not link.generation:
         if world is None or world.master_port is None:
-            link.share()  # where the learners meet, which is not for actors
-        link.share(actor.spaces, source=first)
+            link.broadcast()  # where the learners meet, which is not for actors
+        link.broadcast(actor.spaces, source=first)
     store, weights = open_shared_parts(
         config, actor.spaces, actor.num_parameters, lambda size: link.shared_memory(config.parallel, size)
     )
@@ -89,6 +89,6 @@ def act(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> int:
 def join_learners(config: Config, link: Link) -> Communicator:
     """The communicator of the learners of one machine."""
     if config.num_learners == 1:
-        link.share()
+        link.broadcast()
         return Communicator()
     return meet(config, link, config.num_learners)

@@ -22,11 +22,11 @@ from rlcb.config.config import Config
 from rlcb.errors import Interrupted, RunError, UsageError
 from rlcb.parallel.calibration import Calibration, calibrate
 from rlcb.parallel.forkserver import worker_context
-from rlcb.parallel.heartbeat import ABORT, Presence
+from rlcb.parallel.heartbeat import ABORT, Heartbeats
 from rlcb.parallel.worker import Job, Link, module_of, worker_main
 from rlcb.parallel.world import World, host_name
 from rlcb.processes.signals import StopSignal
-from rlcb.processes.suspend_clock import RunningTime
+from rlcb.processes.suspend_clock import SuspendClock
 from rlcb.text import counted
 from rlcb.training.results import write_failed_record
 from rlcb.training.run_folder import RunFolder
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 5.0  # for workers to save and leave after one has failed, for actors once all is learned
 CLUSTER_GRACE_SECONDS = 15.0  # ... and for all nodes to agree why
 STOP_SECONDS = 60.0  # for workers to save and leave after a signal
-ACCUSE_SECONDS = 5.0  # by which a rank of a distributed run may accuse itself, before all nodes
+REPORT_HANG_SECONDS = 5.0  # by which a rank of a distributed run may report_hang itself, before all nodes
 POLL_SECONDS = 0.25
 
 
@@ -80,17 +80,17 @@ def train_on_node(
         lock = context.Lock()
     pid = os.getpid()
     job = Job(module, lock, queues, config, folder, num_threads, resume, overwrite, pid, world, calibration)
-    crew = Crew(context, job)
+    supervisor = Supervisor(context, job)
     with StopSignal(repeats=world is not None) as stop:
         try:
-            crew.start()
-            crew.watch(stop)
+            supervisor.start()
+            supervisor.watch(stop)
         finally:
-            crew.end()
-    return crew.conclude(stop)
+            supervisor.end()
+    return supervisor.conclude(stop)
 
 
-class Crew:
+class Supervisor:
     """The workers of a run."""
 
     def __init__(self, context: Any, job: Job) -> None:
@@ -99,8 +99,8 @@ class Crew:
         self.config = job.config
         self.learners = job.config.learners_per_node
         """Workers of this node that learn; those behind them are actors."""
-        self.presence = Presence(context, job.config.ranks_per_node)
-        self.clock = RunningTime()
+        self.heartbeats = Heartbeats(context, job.config.ranks_per_node)
+        self.clock = SuspendClock()
         self.grace_seconds = GRACE_SECONDS if job.world is None else CLUSTER_GRACE_SECONDS
         self.workers: list[Worker] = []
         self.memory: int | None = None
@@ -133,8 +133,8 @@ class Crew:
         ours, theirs = self.context.Pipe()
         link = Link(
             rank,
-            self.presence.begin(rank),
-            self.presence,
+            self.heartbeats.begin(rank),
+            self.heartbeats,
             theirs,
             self.job.root_process,
             heeds_signals=self.job.world is None,
@@ -152,17 +152,17 @@ class Crew:
         while alive := [worker for worker in self.workers if worker.process.is_alive()]:
             connections = [worker.connection for worker in self.workers if not worker.connection.closed]
             wait([*connections, *(worker.process.sentinel for worker in alive)], timeout=POLL_SECONDS)
-            self.presence.pardon(self.clock.suspension())
+            self.heartbeats.discount_suspension(self.clock.suspension())
             for worker in self.workers:
                 self._receive(worker)
-            self._accuse_hanging()
+            self._report_hangs()
             failed = [rank for rank in range(len(self.workers)) if self._has_failed(rank)]
             lost = [rank for rank in failed if not self._replace(rank)]
-            if lost and self.presence.stop.value != ABORT:
+            if lost and self.heartbeats.stop.value != ABORT:
                 self._abort(lost)
                 deadline = self.clock() + self.grace_seconds
-            elif stop.received and not self.presence.stop.value:
-                self.presence.stop.value = stop.received
+            elif stop.received and not self.heartbeats.stop.value:
+                self.heartbeats.stop.value = stop.received
                 deadline = self.clock() + STOP_SECONDS
             elif self._learning_is_over():
                 deadline = min(deadline, self.clock() + GRACE_SECONDS)
@@ -187,17 +187,17 @@ class Crew:
         for rank, failure in [(rank, self.workers[rank].failure()) for rank in actors]:
             if failure is not None and failure[0] != "peer":
                 kind = "run" if failure[0] == "end" else failure[0]
-                self.presence.abort(kind, describe(self._name(rank), *failure) + self._replacements(rank))
+                self.heartbeats.abort(kind, describe(self._name(rank), *failure) + self._replacements(rank))
                 return
-        self.presence.abort()
+        self.heartbeats.abort()
 
-    def _accuse_hanging(self) -> None:
+    def _report_hangs(self) -> None:
         section, timeout = "parallel", self.config.parallel.timeout_seconds
-        hanging = self.presence.hanging(timeout)
-        if self.job.world is not None:  # whose ranks accuse themselves first, before all nodes
+        hanging = self.heartbeats.hanging(timeout)
+        if self.job.world is not None:  # whose ranks report_hang themselves first, before all nodes
             section, timeout = "cluster", self.config.cluster.timeout_seconds
-            late = self.presence.hanging(timeout + ACCUSE_SECONDS)
-            hanging = [rank for rank in self.presence.hanging(timeout) if self._acts(rank) or rank in late]
+            late = self.heartbeats.hanging(timeout + REPORT_HANG_SECONDS)
+            hanging = [rank for rank in self.heartbeats.hanging(timeout) if self._acts(rank) or rank in late]
         for rank in hanging:
             if not self.workers[rank].errors and not self.workers[rank].recorded:
                 text = f"made no progress for {timeout:g} s ({section}.timeout_seconds)"
@@ -217,7 +217,7 @@ class Crew:
         possible = (
             self._acts(rank)
             and self.memory is not None
-            and not self.presence.stop.value
+            and not self.heartbeats.stop.value
             and self.replaced < limit
         )
         if not possible or failure is None or failure[0] == "usage":
@@ -242,7 +242,7 @@ class Crew:
                     self.memory = reduction.recv_handle(worker.connection)
                     for other in self.workers[1:]:
                         self._pass_memory(other)
-                elif kind == "share":
+                elif kind == "broadcast":
                     for other in (each for each in self.workers if each is not worker):
                         with contextlib.suppress(OSError):  # it has gone, which is noticed elsewhere
                             other.connection.send(content)

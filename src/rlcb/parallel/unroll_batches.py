@@ -47,7 +47,7 @@ class Batches:
         """The slots that actors have or may take, in order."""
         self.complete: set[int] = set()
         """Those of them that are written."""
-        self.incarnations = np.ones(store.size.actors, np.int64)
+        self.generations = np.ones(store.size.actors, np.int64)
         self.replaced = 0
         """Actors that took the place of one that died."""
 
@@ -55,7 +55,7 @@ class Batches:
         """Let actors write these slots, which are learned from in this order."""
         for slot in slots:
             if self.check_unwritten:
-                self.store.fill_with_absurd(slot)
+                self.store.fill_with_sentinel(slot)
             self.store.owner[slot] = 0
             self.complete.discard(slot)
             self.given.append(slot)
@@ -82,11 +82,11 @@ class Batches:
     def _reclaim(self) -> None:
         """Give out again what an actor had taken that died, and count it."""
         actors = self.store.size.actors
-        now = np.array(self.link.presence.incarnations[-actors:])
-        if (now == self.incarnations).all():
+        now = np.array(self.link.heartbeats.generations[-actors:])
+        if (now == self.generations).all():
             return
-        self.replaced += int((now - self.incarnations).sum())
-        self.incarnations = now
+        self.replaced += int((now - self.generations).sum())
+        self.generations = now
         self.complete.update(self.full.drain())  # what it wrote to the end counts
         queued = self.free.drain()
         self._settle()

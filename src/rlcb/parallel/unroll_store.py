@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import RunError
-from rlcb.processes.shared_memory import Layout, carve, layout_bytes
+from rlcb.processes.shared_memory import Layout, layout_bytes, views
 from rlcb.rl.rollout_buffer import RolloutBuffer, rollout_bytes
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PHASES
@@ -39,7 +39,7 @@ def header_layout(size: StoreSize) -> Layout:
     samples = size.n_steps * size.num_envs
     shape = size.spaces.observation_shape
     return {
-        # The process that writes or wrote the slot: 1 + actor + actors * incarnation; 0 before one has it.
+        # The process that writes or wrote the slot: 1 + actor + actors * generation; 0 before one has it.
         "owner": ((size.slots,), integers),
         "version": ((size.slots,), integers),  # of the parameters that acted
         "number": ((size.slots,), integers),  # of the unroll, by actor
@@ -80,7 +80,7 @@ class UnrollStore:
         """`memory` is a writable buffer of `store_bytes`, zeros at first."""
         self.size = size
         header = header_layout(size)
-        for name, array in carve(header, memory).items():
+        for name, array in views(header, memory).items():
             setattr(self, name, array)
         rest = memoryview(memory)[layout_bytes(header) :]
         self.rollout = RolloutBuffer(size.n_steps, size.slots * size.num_envs, size.spaces, rest)
@@ -119,7 +119,7 @@ class UnrollStore:
             unrolls[self.actor_of(slot)] += 1
         return episodes
 
-    def fill_with_absurd(self, slot: int) -> None:
+    def fill_with_sentinel(self, slot: int) -> None:
         """Make every cell of an unroll one that no actor writes."""
         part = self.unroll(slot)
         for array in (part.observations, self.last_observations[slot]):
@@ -129,7 +129,7 @@ class UnrollStore:
             floats[...] = np.nan
 
     def require_written(self, slot: int) -> None:
-        """Raise RunError if a cell of an unroll is still what `fill_with_absurd` wrote."""
+        """Raise RunError if a cell of an unroll is still what `fill_with_sentinel` wrote."""
         part = self.unroll(slot)
         unwritten = part.actions == ABSURD_ACTION
         for floats in (part.log_probs, part.values, part.bootstrap_values, part.rewards):

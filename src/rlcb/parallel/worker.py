@@ -25,7 +25,7 @@ from rlcb.config.config import Config
 from rlcb.config.settings import ParallelConfig
 from rlcb.errors import Interrupted, PeerLost, RunError, UsageError
 from rlcb.parallel.calibration import Calibration
-from rlcb.parallel.heartbeat import Presence
+from rlcb.parallel.heartbeat import Heartbeats
 from rlcb.processes.shared_memory import map_shared, open_rollout
 from rlcb.processes.signals import StopSignal
 from rlcb.training.run_folder import RunFolder
@@ -74,24 +74,24 @@ class Link:
     """A worker's side of what ties it to the others."""
 
     rank: int
-    incarnation: int
+    generation: int
     """How many workers of this rank there were before."""
-    presence: Presence
+    heartbeats: Heartbeats
     connection: Connection
     root_process: int
     heeds_signals: bool = True
     """Whether a signal ends this worker; in a distributed run all ranks come to an update boundary first."""
 
     def check(self) -> None:
-        self.presence.check(self.rank, self.heeds_signals)
+        self.heartbeats.check(self.rank, self.heeds_signals)
 
     def wait_for_others(self) -> contextlib.AbstractContextManager[None]:
-        return self.presence.wait_for_others(self.rank)
+        return self.heartbeats.wait_for_others(self.rank)
 
-    def share(self, value: Any = None, source: int = 0) -> Any:
+    def broadcast(self, value: Any = None, source: int = 0) -> Any:
         """The value of worker `source`, in every worker. All share the same values in the same order."""
         if self.rank == source:
-            self.connection.send(("share", value))
+            self.connection.send(("broadcast", value))
             return value
         self._await_message()
         return self.connection.recv()
@@ -100,8 +100,8 @@ class Link:
         """Wait until each of these workers has said by its first `check` that it could begin. Raises PeerLost
         if one fails instead."""
         with self.wait_for_others():
-            while not all(self.presence.beats[rank] for rank in ranks):
-                self.presence.require_others()
+            while not all(self.heartbeats.beats[rank] for rank in ranks):
+                self.heartbeats.require_others()
                 time.sleep(POLL_SECONDS / 10)
 
     def shared_memory(self, config: ParallelConfig, size: int) -> Any:
@@ -128,7 +128,7 @@ class Link:
         worker fails instead."""
         with self.wait_for_others():
             while not self.connection.poll(POLL_SECONDS):
-                self.presence.require_others()
+                self.heartbeats.require_others()
 
 
 def worker_main(job: Job, link: Link) -> None:

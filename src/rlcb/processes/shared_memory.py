@@ -79,7 +79,7 @@ def layout_bytes(layout: Layout) -> int:
     return sum(_aligned_bytes(shape, dtype) for shape, dtype in layout.values())
 
 
-def carve(layout: Layout, memory: Any) -> dict[str, NDArray[Any]]:
+def views(layout: Layout, memory: Any) -> dict[str, NDArray[Any]]:
     """The arrays of a layout as views of `memory`, a writable buffer of at least `layout_bytes` bytes."""
     arrays: dict[str, NDArray[Any]] = {}
     offset = 0

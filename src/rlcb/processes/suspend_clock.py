@@ -8,7 +8,7 @@ import time
 SUSPENDED_SECONDS = 5.0  # between two looks at the clock; a process that runs looks several times a second
 
 
-class RunningTime:
+class SuspendClock:
     """Seconds by the monotonic clock, less those for which this process could not run: Ctrl-Z and SIGSTOP, a
     paused container, a scheduler that suspends a job.
 

@@ -22,7 +22,7 @@ from rlcb.config.config import MAX_GROUP_SIZE, Config, largest_divisor
 from rlcb.config.settings import EnvConfig
 from rlcb.envs.vector_env import make_vector_env, native_threads, spaces_of
 from rlcb.parallel.gloo import GlooCommunicator, use_loopback
-from rlcb.rl.activation_cache import ActingPasses, activation_bytes
+from rlcb.rl.activation_cache import ActivationCache, activation_bytes
 from rlcb.rl.collector import sample_actions
 from rlcb.rl.learner import flatten_parameters
 from rlcb.rl.losses import actor_critic_loss, policy_terms
@@ -182,7 +182,7 @@ class Bench:
         cpu.set_torch_threads(threads)
         model, gradient = self._model(layout, precision)
         part = RolloutBuffer(max(1, KEPT_SAMPLES // size), size, self.spaces)
-        passes = ActingPasses(model, part, 0, lambda: None)
+        passes = ActivationCache(model, part, 0, lambda: None)
         frames, noise = self.frames[:size], self.noise[:size]
 
         def act_and_learn() -> None:

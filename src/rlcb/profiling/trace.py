@@ -72,11 +72,11 @@ def trace_call(owner: type, method: str, path: Path) -> None:
 def watch_learner(config: Config, folder: Path) -> None:
     """Watch an update of this process."""
     name, kind = {
-        True: ("rlcb.parallel.impala_learner", "CentralLearner"),
+        True: ("rlcb.parallel.impala_learner", "ImpalaLearner"),
         False: ("rlcb.training.trainer", "Trainer"),
     }[config.has_actors]
     if config.algorithm == "a3c":
-        name, kind = "rlcb.parallel.a3c", "AsyncTrainer"
+        name, kind = "rlcb.parallel.a3c", "A3CTrainer"
     trace_call(getattr(importlib.import_module(name), kind), "iterate", folder / "learner.json")
 
 

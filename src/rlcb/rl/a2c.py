@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlcb.config.config import Config
-from rlcb.rl.activation_cache import ActingPasses
+from rlcb.rl.activation_cache import ActivationCache
 from rlcb.rl.learner import Learner
 from rlcb.rl.losses import actor_critic_loss, joint_explained_variance, normalisation, policy_terms
 from rlcb.rl.rollout_buffer import RolloutBuffer
@@ -22,7 +22,7 @@ def update(
     rollout: RolloutBuffer,
     config: Config,
     number: int,
-    passes: ActingPasses | None = None,
+    passes: ActivationCache | None = None,
 ) -> dict[str, float | None]:
     """One A2C update: one optimizer step on the whole rollout, which has its advantages and returns.
 
@@ -36,7 +36,7 @@ def update(
     explained_variance = joint_explained_variance(rollout.values, rollout.returns, communicator)
     num_samples = rollout.num_samples * communicator.num_nodes
     if passes is None:
-        share, own = communicator.share(np.arange(num_samples), rollout.num_envs), rollout
+        share, own = communicator.shard(np.arange(num_samples), rollout.num_envs), rollout
         observations = torch.from_numpy(rollout.flat("observations"))
     else:
         share, own = np.arange(passes.part.num_samples), passes.part

@@ -18,7 +18,7 @@ from rlcb.rl.models import ActorCritic
 from rlcb.rl.rollout_buffer import RolloutBuffer
 
 
-class ActingPasses:
+class ActivationCache:
     """Those of one process and one rollout."""
 
     def __init__(

@@ -69,7 +69,7 @@ class Communicator:
         """Overwrite a tensor with the main process's."""
         return tensor
 
-    def on_node(self, samples: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
+    def node_shard(self, samples: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
         """Those of a minibatch's samples that this node has.
 
         `samples` (n,) are numbers t * N + i in the rollout of all nodes together, N environments wide; each
@@ -83,13 +83,13 @@ class Communicator:
         own: NDArray[np.int64] = steps[here] * num_envs + envs[here]
         return own
 
-    def own(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rank_shard(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of samples that this node has, this process's share: together its processes take every one once."""
         return samples[self.local_rank :: self.local_size]
 
-    def share(self, samples: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
-        """This process's share of a minibatch, with arguments and numbers as those of `on_node`."""
-        return self.own(self.on_node(samples, num_envs))
+    def shard(self, samples: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
+        """This process's share of a minibatch, with arguments and numbers as those of `node_shard`."""
+        return self.rank_shard(self.node_shard(samples, num_envs))
 
     def reduction(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Reduction:
         """What sums a gradient, and the statistics behind it, over all processes.
@@ -98,7 +98,7 @@ class Communicator:
         """
         return Reduction(self, sums)
 
-    def attend(self, function: Callable[[], T]) -> T:
+    def wait_for_peers(self, function: Callable[[], T]) -> T:
         """What a function returns that waits for other processes in its own way."""
         return function()
 

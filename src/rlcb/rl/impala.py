@@ -131,10 +131,10 @@ def update(
         return value * scale, statistics
 
     microbatch = max(1, learner.microbatch_size // rollout.n_steps)
-    figures: dict[str, float | None] = dict(learner.step(share, total, loss, microbatch).items())
-    mean, square, error, error_square = (figures.pop(name) or 0.0 for name in MOMENTS)
+    metrics: dict[str, float | None] = dict(learner.step(share, total, loss, microbatch).items())
+    mean, square, error, error_square = (metrics.pop(name) or 0.0 for name in MOMENTS)
     return {
-        **figures,
+        **metrics,
         "clip_fraction": None,
         "explained_variance": explained_from_variances(square - mean**2, error_square - error**2),
         "epochs": 1,

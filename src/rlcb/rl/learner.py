@@ -135,8 +135,8 @@ class Learner:
             if norm > self.max_grad_norm:
                 self.gradient.mul_(self.max_grad_norm / (norm + 1e-6))
         self.apply()
-        figures = dict(zip(self.statistics, self.statistics_sums.tolist(), strict=True))
-        return {**figures, "grad_norm": norm}
+        metrics = dict(zip(self.statistics, self.statistics_sums.tolist(), strict=True))
+        return {**metrics, "grad_norm": norm}
 
     def _apply(self) -> None:
         with self.timer("learn"):

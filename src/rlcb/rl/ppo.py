@@ -100,13 +100,13 @@ def minibatches(
     """
     size = config.batch_size or len(order)
     parts = [order[start : start + size] for start in range(0, len(order), size)]
-    here = [communicator.on_node(part, rollout.num_envs) for part in parts]
+    here = [communicator.node_shard(part, rollout.num_envs) for part in parts]
     scalings = [(0.0, 1.0)] * len(parts)
     if config.normalize_advantages:
         advantages = rollout.flat("advantages")
         scalings = normalisations([advantages[samples] for samples in here], communicator)
     for part, samples, (centre, scale) in zip(parts, here, scalings, strict=True):
-        yield communicator.own(samples), len(part), centre, scale
+        yield communicator.rank_shard(samples), len(part), centre, scale
 
 
 def update(learner: Learner, rollout: RolloutBuffer, config: Config, number: int) -> dict[str, float | None]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlcb.envs.spaces import Spaces
-from rlcb.processes.shared_memory import Layout, carve, layout_bytes
+from rlcb.processes.shared_memory import Layout, layout_bytes, views
 
 
 def rollout_layout(n_steps: int, num_envs: int, spaces: Spaces) -> Layout:
@@ -59,7 +59,7 @@ class RolloutBuffer:
         self.num_envs = num_envs
         self.spaces = spaces
         block = np.empty(rollout_bytes(n_steps, num_envs, spaces), np.uint8) if memory is None else memory
-        for name, array in carve(rollout_layout(n_steps, num_envs, spaces), block).items():
+        for name, array in views(rollout_layout(n_steps, num_envs, spaces), block).items():
             setattr(self, name, array)
 
     @property

@@ -83,7 +83,7 @@ class EpisodeStatistics:
         return self.best_mean is not None and self.best_mean != best_before
 
     def row(self) -> dict[str, float | int | None]:
-        """The figures of a metrics row: over the last 100 episodes, and how many there were in all."""
+        """The metrics of a metrics row: over the last 100 episodes, and how many there were in all."""
         rewards, lengths = self.last_rewards, self.last_lengths
         return {
             "rollout/ep_reward_mean": float(np.mean(rewards)) if rewards else None,
@@ -93,7 +93,7 @@ class EpisodeStatistics:
         }
 
     def performance(self) -> dict[str, float | None]:
-        """The figures of benchmark_metrics.json; null without an episode. With fewer than 100 the mean of
+        """The metrics of benchmark_metrics.json; null without an episode. With fewer than 100 the mean of
         them all."""
         if not self.count:
             keys = ("initial_reward", "final_reward", "best_reward", "average_reward_last_100_episodes")

@@ -16,7 +16,7 @@ from rlcb.config.config import Config, flat_settings
 from rlcb.cpu import describe_machine, usable_cores
 from rlcb.study.folder import StudyFolder
 from rlcb.study.state import Estimate, State
-from rlcb.study.study import MODES, Cell
+from rlcb.study.study import MODES, PlannedRun
 from rlcb.text import WIDTH, clock, counted
 
 LINE_SECONDS = 60.0
@@ -29,7 +29,7 @@ LEARNING = ("env.", "model.", "training.")  # sections that the modes of an algo
 class Outcome:
     """How a run stands when the study is through with it."""
 
-    cell: Cell
+    cell: PlannedRun
     status: str
     """completed, failed (in training or evaluation)."""
     reason: str = ""
@@ -68,7 +68,7 @@ def print_plan(folder: StudyFolder, states: Mapping[str, State], retry_failed: b
     print("=" * WIDTH, flush=True)
 
 
-def describe_time(seconds: float | None, todo: Sequence[Cell]) -> str:
+def describe_time(seconds: float | None, todo: Sequence[PlannedRun]) -> str:
     if not todo:
         return "nothing is left to run"
     if seconds is None:

@@ -16,7 +16,7 @@ from rlcb.errors import RunError, UsageError
 from rlcb.files import write_atomically
 from rlcb.study.settings import check_study, settings_of
 from rlcb.study.state import State, state_of
-from rlcb.study.study import Cell, Study, build_study, training_flags
+from rlcb.study.study import PlannedRun, Study, build_study, training_flags
 
 STUDY_FILE, LOG_FILE, CONFIGS = "study.yaml", "study_log.jsonl", "configs"
 # What may change between two starts of a study: it does not change what its runs are.
@@ -33,17 +33,17 @@ class StudyFolder:
         self.configs = check_study(study, settings)
         """The configuration of every run, by its name."""
 
-    def run_folder(self, cell: Cell) -> Path:
+    def run_folder(self, cell: PlannedRun) -> Path:
         return self.root / cell.name
 
-    def state(self, cell: Cell) -> State:
+    def state(self, cell: PlannedRun) -> State:
         return state_of(self.study, cell, self.run_folder(cell))
 
     def states(self) -> dict[str, State]:
         """How every run stands, by its name."""
         return {cell.name: self.state(cell) for cell in self.study.cells}
 
-    def training_flags(self, cell: Cell, state: State) -> list[str]:
+    def training_flags(self, cell: PlannedRun, state: State) -> list[str]:
         """The flags with which a run begins, or goes on."""
         if state.begun:
             return ["--resume", "--output-dir", str(self.run_folder(cell))]

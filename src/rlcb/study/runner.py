@@ -19,7 +19,7 @@ from rlcb.processes.subprocesses import Stop, describe_exit, run_logged
 from rlcb.study.console import Outcome, StudyProgress, evaluation_text, result_text, row_text
 from rlcb.study.folder import StudyFolder
 from rlcb.study.state import EVALUATION_LOG, START_SECONDS, TRAINING_LOG, Estimate, last_row, reason_in
-from rlcb.study.study import Cell, script_of
+from rlcb.study.study import PlannedRun, script_of
 from rlcb.text import clock
 from rlcb.training.results import write_failed_record
 from rlcb.training.run_folder import CONFIG_FILE, RunFolder, config_of_run
@@ -37,12 +37,12 @@ class Runner:
         self.retry_failed = retry_failed
         self.states = folder.states()
         self.estimate = Estimate(folder.study, self.states)
-        self.cells: Sequence[Cell] = ()
+        self.cells: Sequence[PlannedRun] = ()
         """Those that are to be brought to their end now."""
         self._next_look = 0.0
         self._headed = ""
 
-    def run_all(self, cells: Sequence[Cell]) -> list[Outcome]:
+    def run_all(self, cells: Sequence[PlannedRun]) -> list[Outcome]:
         """Run what is not done yet. A run that fails does not keep the others from running. Raises
         Interrupted after a signal, when the run that it met has saved."""
         self.cells, outcomes, rested = cells, [], True
@@ -60,7 +60,7 @@ class Runner:
             outcomes.append(self._run_locked(cell))
         return outcomes
 
-    def _run_locked(self, cell: Cell) -> Outcome:
+    def _run_locked(self, cell: PlannedRun) -> Outcome:
         """Run a cell while no other process, on whatever machine, has it."""
         place = self.folder.run_folder(cell)
         lock = Lock(place / "study.lock", f"{cell.title} is run elsewhere")
@@ -78,7 +78,7 @@ class Runner:
         finally:
             lock.release()
 
-    def _run(self, cell: Cell, lock: Lock) -> Outcome:
+    def _run(self, cell: PlannedRun, lock: Lock) -> Outcome:
         self.stop.check()
         if self.states[cell.name].status != "completed":
             reason = self._train(cell, lock)
@@ -92,7 +92,7 @@ class Runner:
         self.estimate.learn(cell, self.states[cell.name])
         return Outcome(cell, "completed")
 
-    def _train(self, cell: Cell, lock: Lock) -> str | None:
+    def _train(self, cell: PlannedRun, lock: Lock) -> str | None:
         """Begin a run, or go on with it; returns why it failed, None if it is completed."""
         state, place, study = self.states[cell.name], self.folder.run_folder(cell), self.folder.study
         load = measure_load()
@@ -122,7 +122,7 @@ class Runner:
             return "it was interrupted by somebody else; the next start goes on with it"
         return describe_exit(code) or self._reason(cell)
 
-    def _evaluate(self, cell: Cell, lock: Lock) -> str | None:
+    def _evaluate(self, cell: PlannedRun, lock: Lock) -> str | None:
         """Evaluate the final checkpoint; returns why that failed."""
         place = self.folder.run_folder(cell)
         checkpoint = RunFolder(place, self.folder.configs[cell.name]).checkpoint("final")
@@ -140,7 +140,7 @@ class Runner:
             return None
         return describe_exit(code) or reason_in(place / EVALUATION_LOG)
 
-    def _call(self, cell: Cell, command: list[str], log: Path, lock: Lock, phase: str) -> int:
+    def _call(self, cell: PlannedRun, command: list[str], log: Path, lock: Lock, phase: str) -> int:
         """Run a program for a cell, showing how the study goes on meanwhile."""
         self._show(cell, phase)
 
@@ -160,7 +160,7 @@ class Runner:
             descriptors,
         )
 
-    def _show(self, cell: Cell, phase: str, seconds: float = 0.0) -> None:
+    def _show(self, cell: PlannedRun, phase: str, seconds: float = 0.0) -> None:
         """Move the bar, once a second. `seconds` is how long the phase has gone on."""
         if seconds and time.monotonic() < self._next_look:
             return
@@ -190,7 +190,9 @@ class Runner:
         rests = self.folder.study.cooldown * max(0, sum(each > 0 for each in known) - 1)
         self.progress.show(1 - min(1.0, sum(known) / total), sum(known) + rests, what)
 
-    def _left_of_current(self, cell: Cell, phase: str, row: dict[str, Any], seconds: float) -> float | None:
+    def _left_of_current(
+        self, cell: PlannedRun, phase: str, row: dict[str, Any], seconds: float
+    ) -> float | None:
         evaluation = self.estimate.evaluation(cell)
         if phase == "evaluating":
             return max(1.0, evaluation - seconds)
@@ -205,7 +207,7 @@ class Runner:
             elapsed = max(elapsed, state.elapsed_seconds + seconds - START_SECONDS)
         return max(0.0, training - elapsed) + evaluation
 
-    def _head(self, cell: Cell, text: str) -> None:
+    def _head(self, cell: PlannedRun, text: str) -> None:
         self._headed = cell.name
         self.progress.say(f"[{cell.number}/{len(self.folder.study.cells)}] {cell.title}: {text}")
 
@@ -213,14 +215,14 @@ class Runner:
         """Print a line below the head of a run."""
         self.progress.say(f"      {text}")
 
-    def _failed(self, cell: Cell, reason: str) -> Outcome:
+    def _failed(self, cell: PlannedRun, reason: str) -> Outcome:
         if self._headed != cell.name:
             self._head(cell, "not run")
         self._say(f"FAILED: {reason}")
         self.states[cell.name] = self.folder.state(cell)
         return Outcome(cell, "failed", reason)
 
-    def _reason(self, cell: Cell) -> str:
+    def _reason(self, cell: PlannedRun) -> str:
         return reason_in(self.folder.run_folder(cell) / TRAINING_LOG)
 
     def _leave_record(self, place: Path) -> None:

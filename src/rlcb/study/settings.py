@@ -11,7 +11,7 @@ from rlcb.config.games import GAMES, procgen_game
 from rlcb.config.yaml_file import build_config, parse_yaml, read_config_file, set_value
 from rlcb.errors import UsageError, first_line
 from rlcb.paths import default_config_path
-from rlcb.study.study import ALGORITHMS, MODES, Cell, Study
+from rlcb.study.study import ALGORITHMS, MODES, PlannedRun, Study
 
 # What the matrix or the folder of a run decides.
 RESERVED = {
@@ -101,7 +101,7 @@ def _speciality(scope: str) -> int:
     return 0 if not scope else 2 if "_" in scope else 1
 
 
-def config_of_cell(study: Study, cell: Cell, settings: dict[str, Any]) -> Config:
+def config_of_cell(study: Study, cell: PlannedRun, settings: dict[str, Any]) -> Config:
     """The configuration with which a run will begin. Raises UsageError if it is none."""
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in settings.items()}
     source = f"{cell.algorithm} {cell.mode}"

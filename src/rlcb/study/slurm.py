@@ -13,7 +13,7 @@ from rlcb.errors import RunError, UsageError
 from rlcb.paths import PROJECT
 from rlcb.study.folder import StudyFolder
 from rlcb.study.state import Estimate, State
-from rlcb.study.study import Cell
+from rlcb.study.study import PlannedRun
 
 SCRIPT = PROJECT / "cluster" / "slurm_array.sbatch"
 SPARE_SHARE, SPARE_SECONDS = 1.25, 600  # of time asked for: other nodes may be slower
@@ -44,7 +44,7 @@ def sbatch_options(options: Sequence[str]) -> list[str]:
 
 def array_command(
     folder: StudyFolder,
-    todo: Sequence[Cell],
+    todo: Sequence[PlannedRun],
     states: Mapping[str, State],
     options: Sequence[str],
     retry_failed: bool,
@@ -112,7 +112,7 @@ def submit(folder: StudyFolder, command: Sequence[str]) -> str:
 
 def submit_study(
     folder: StudyFolder,
-    todo: Sequence[Cell],
+    todo: Sequence[PlannedRun],
     states: Mapping[str, State],
     options: Sequence[str],
     retry_failed: bool,

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from rlcb.errors import UsageError
-from rlcb.study.study import Cell, Study
+from rlcb.study.study import PlannedRun, Study
 from rlcb.training.run_folder import CONFIG_FILE
 
 RECORD = "benchmark_metrics.json"
@@ -49,7 +49,7 @@ class State:
         return self.status
 
 
-def state_of(study: Study, cell: Cell, folder: Path) -> State:
+def state_of(study: Study, cell: PlannedRun, folder: Path) -> State:
     """How a run stands. Raises UsageError if its folder holds another run."""
     record = read_json(folder / RECORD)
     if not record:
@@ -146,14 +146,14 @@ class Estimate:
 
     def __init__(self, study: Study, states: Mapping[str, State]) -> None:
         self.study = study
-        self.speeds: list[tuple[Cell, float]] = []
+        self.speeds: list[tuple[PlannedRun, float]] = []
         """Finished runs and their FPS."""
-        self.evaluations: list[tuple[Cell, float]] = []
+        self.evaluations: list[tuple[PlannedRun, float]] = []
         """Evaluated runs and the seconds that it took."""
         for cell in study.cells:
             self.learn(cell, states[cell.name])
 
-    def learn(self, cell: Cell, state: State) -> None:
+    def learn(self, cell: PlannedRun, state: State) -> None:
         """Take in what a run took."""
         fps = state.record.get("average_fps")
         if state.status == "completed" and fps:
@@ -161,7 +161,7 @@ class Estimate:
         if state.evaluation is not None:
             self.evaluations.append((cell, float(state.evaluation.get("duration_seconds") or 0.0)))
 
-    def training(self, cell: Cell, fps: float | None = None) -> float | None:
+    def training(self, cell: PlannedRun, fps: float | None = None) -> float | None:
         """Seconds of a whole training; `fps` is that of a run which goes on, for want of finished ones."""
         if self.study.duration is not None:
             return self.study.duration * 3600
@@ -175,7 +175,7 @@ class Estimate:
                 return (self.study.total_timesteps or 0) / fmean(speeds)
         return None if not fps else (self.study.total_timesteps or 0) / fps
 
-    def evaluation(self, cell: Cell) -> float:
+    def evaluation(self, cell: PlannedRun) -> float:
         """Seconds of an evaluation."""
         if not self.study.evaluate_episodes:
             return 0.0
@@ -184,12 +184,12 @@ class Estimate:
         guess = 2 * self.study.evaluate_episodes * EPISODE_SECONDS
         return EVALUATION_START_SECONDS + (fmean(seconds) if seconds else guess)
 
-    def whole(self, cell: Cell, fps: float | None = None) -> float | None:
+    def whole(self, cell: PlannedRun, fps: float | None = None) -> float | None:
         """Seconds of a run from its start to its evaluation."""
         training = self.training(cell, fps)
         return None if training is None else training + START_SECONDS + self.evaluation(cell)
 
-    def left(self, cell: Cell, state: State, fps: float | None = None) -> float | None:
+    def left(self, cell: PlannedRun, state: State, fps: float | None = None) -> float | None:
         """Seconds until a run is done, from how it stands."""
         if state.done:
             return 0.0
@@ -200,7 +200,7 @@ class Estimate:
             return None
         return max(0.0, training - state.elapsed_seconds) + START_SECONDS + self.evaluation(cell)
 
-    def total_left(self, cells: list[Cell], states: Mapping[str, State]) -> float | None:
+    def total_left(self, cells: list[PlannedRun], states: Mapping[str, State]) -> float | None:
         """Seconds until all of them are done, with the rests between them."""
         seconds = [self.left(cell, states[cell.name]) for cell in cells]
         known = [each for each in seconds if each is not None]

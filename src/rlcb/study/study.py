@@ -44,7 +44,7 @@ Once = AfterValidator(_without_repetition)
 
 
 @dataclass(frozen=True)
-class Cell:
+class PlannedRun:
     """One run of a study."""
 
     number: int
@@ -134,7 +134,7 @@ class Study(Section):
         return self.duration is not None
 
     @cached_property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[PlannedRun]:
         """All runs in their order."""
         keys = [
             (seed, env, algorithm, mode)
@@ -146,7 +146,7 @@ class Study(Section):
             rank = {key: index for index, key in enumerate(self.configurations)}
             keys.sort(key=lambda key: (self.envs.index(key[1]), rank[key[2:]]))
         return [
-            Cell(number, algorithm, mode, env, seed)
+            PlannedRun(number, algorithm, mode, env, seed)
             for number, (seed, env, algorithm, mode) in enumerate(keys, 1)
         ]
 
@@ -184,7 +184,7 @@ def script_of(algorithm: str, mode: str, timed: bool) -> str:
     return OLD_NAMES.get((algorithm, mode), name) if timed else name
 
 
-def training_flags(study: Study, cell: Cell, config: Path, output: Path) -> list[str]:
+def training_flags(study: Study, cell: PlannedRun, config: Path, output: Path) -> list[str]:
     """The flags of a run that begins."""
     budget = (
         ["--duration", f"{study.duration:.9g}"]

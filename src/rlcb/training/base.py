@@ -35,11 +35,11 @@ class Counters:
 
 @dataclass(frozen=True)
 class Update:
-    """What an update brought: the episodes of all processes (main process only) and the figures of
+    """What an update brought: the episodes of all processes (main process only) and the metrics of
     learning."""
 
     episodes: list[Episode]
-    figures: dict[str, float | None]
+    metrics: dict[str, float | None]
 
 
 class LearningProcess:
@@ -144,7 +144,7 @@ class LearningProcess:
         """Called when the budget has ended; what was learned since the last `iterate`, if anything."""
         return None
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """What only this kind of process can add to the record of the run."""
         return {}
 

@@ -125,7 +125,7 @@ class Progress:
         )
 
     def update(self, row: dict[str, Any]) -> None:
-        """Show the figures of a finished update."""
+        """Show the metrics of a finished update."""
         passed = row["update"] // self.log_interval > self.updates // self.log_interval
         self.updates = row["update"]
         self.text = (
@@ -170,14 +170,14 @@ def count_processes(record: dict[str, Any]) -> dict[str, str]:
 
 def who_waited(record: dict[str, Any]) -> str:
     """Which side of IMPALA held the other up, and what would help."""
-    seconds, figures = record["duration_hours"] * 3600, record["impala"]
+    seconds, metrics = record["duration_hours"] * 3600, record["impala"]
     if not seconds:
         return "nobody yet"
-    actors, learners = figures["actor_wait_seconds"] / seconds, figures["learner_wait_seconds"] / seconds
+    actors, learners = metrics["actor_wait_seconds"] / seconds, metrics["learner_wait_seconds"] / seconds
     nodes = record.get("slowest_rank", {}).get("nodes", 1)
     between = ""
     if nodes > 1:
-        between = f"; learners spent {figures['learner_sync_seconds'] / seconds:.0%} on those of other nodes"
+        between = f"; learners spent {metrics['learner_sync_seconds'] / seconds:.0%} on those of other nodes"
     if actors > learners:
         return (
             f"learner-bound: actors waited {actors:.0%} of the time (learners {learners:.0%}); "

@@ -121,7 +121,7 @@ class Recorder:
             "time/fps": (counters.timesteps - last_timesteps) / (elapsed - last_elapsed),
             "time/fps_average": (counters.timesteps - self.first_timesteps) / self.clock.in_process(),
             **self.episodes.row(),
-            **{name if "/" in name else f"train/{name}": value for name, value in update.figures.items()},
+            **{name if "/" in name else f"train/{name}": value for name, value in update.metrics.items()},
             "train/learning_rate": learning_rate,
             **{f"profile/{phase}_seconds": round(phases[phase] - self.phases[phase], 5) for phase in PHASES},
             "system/memory_gb": self.monitor.memory_gb,
@@ -174,7 +174,7 @@ class Recorder:
         window = last_elapsed - first_elapsed
         peak = max(self.peak_before_gb, self.monitor.peak_gb)
         names = self.trainer.process_names()
-        figures = {
+        metrics = {
             "start_time": self.start_time,
             "end_time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "duration_hours": round(elapsed / 3600, 9),
@@ -197,8 +197,8 @@ class Recorder:
                 )
             ],
         }
-        figures |= self.trainer.figures()
-        print_summary(write_record(self.folder, self.config, status, figures), self.folder.root, checkpoint)
+        metrics |= self.trainer.metrics()
+        print_summary(write_record(self.folder, self.config, status, metrics), self.folder.root, checkpoint)
 
     def finish_failed(self) -> None:
         """Save the last update boundary and the record; a second failure must not hide the first."""

@@ -100,7 +100,7 @@ class ResourceMonitor:
         self.sample()
 
     def usage(self) -> dict[str, float]:
-        """The figures of benchmark_metrics.json: peak and average memory, average CPU use since the start."""
+        """The metrics of benchmark_metrics.json: peak and average memory, average CPU use since the start."""
         seconds = time.perf_counter() - self._started
         own = self._cpu_seconds() - self._first_cpu_seconds
         others = busy_seconds() - self._first_busy_seconds - own

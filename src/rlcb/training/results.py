@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 
 
-def write_record(folder: RunFolder, config: Config, status: str, figures: dict[str, Any]) -> dict[str, Any]:
+def write_record(folder: RunFolder, config: Config, status: str, metrics: dict[str, Any]) -> dict[str, Any]:
     """Write the three files and return the content of benchmark_metrics.json.
 
-    `status` is completed, interrupted or failed. `figures` has start_time, end_time, duration_hours,
+    `status` is completed, interrupted or failed. `metrics` has start_time, end_time, duration_hours,
     total_timesteps, total_updates, total_episodes, average_fps, final_fps, performance, resource_usage,
     time_breakdown and workers.
     """
-    threads = [worker["threads"] for worker in figures["workers"]]
+    threads = [worker["threads"] for worker in metrics["workers"]]
     record = {
         "schema_version": SCHEMA_VERSION,
         "status": status,
@@ -39,8 +39,8 @@ def write_record(folder: RunFolder, config: Config, status: str, figures: dict[s
         "training_mode": config.mode,
         "env": config.env.id,
         "seed": config.training.seed,
-        **figures,
-        **efficiency_of(config, figures["average_fps"], threads[0] if threads else None),
+        **metrics,
+        **efficiency_of(config, metrics["average_fps"], threads[0] if threads else None),
         "hardware": {**describe_machine(), "threads": threads},
         "software": describe_software(),
         "config": config.model_dump(mode="json"),
@@ -78,7 +78,7 @@ def write_failed_record(folder: RunFolder, config: Config) -> None:
         return
     try:
         rows = read_rows(folder.rows) if folder.rows.exists() else []
-        write_record(folder, config, "failed", figures_of(rows))
+        write_record(folder, config, "failed", metrics_of(rows))
     except (OSError, ValueError, RunError) as error:
         logger.error("could not write the record of the failed run: %s", error)
 
@@ -98,7 +98,7 @@ def failure_recorded(folder: RunFolder, config: Config) -> Iterator[list[Path]]:
         raise
 
 
-def figures_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def metrics_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What the rows of a metrics file say of their run."""
     last = rows[-1] if rows else {}
     elapsed, timesteps = last.get("time/elapsed_seconds", 0.0), last.get("timesteps", 0)

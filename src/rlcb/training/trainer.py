@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from rlcb import seeding
-from rlcb.config.config import LEARN_AS_THEY_ACTED, Config, keeps_acting_passes
+from rlcb.config.config import LEARN_AS_THEY_ACTED, Config, caches_activations
 from rlcb.envs.vector_env import make_vector_env, native_threads, spaces_of
 from rlcb.errors import UsageError
 from rlcb.rl import a2c
-from rlcb.rl.activation_cache import ActingPasses, activation_bytes
+from rlcb.rl.activation_cache import ActivationCache, activation_bytes
 from rlcb.rl.collector import Collector, join_states, part_of_state
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.gae import generalised_advantages
@@ -71,16 +71,16 @@ class Trainer(LearningProcess):
         rollout = RolloutBuffer(n_steps, num_envs, self.spaces, block)
         return rollout, rollout.columns(self.first_env % num_envs, count)
 
-    def _passes(self, heartbeat: Callable[[], None]) -> ActingPasses | None:
+    def _passes(self, heartbeat: Callable[[], None]) -> ActivationCache | None:
         """Where the passes of acting are kept, if they are. Raises UsageError if that is not possible."""
         if self.config.algorithm not in LEARN_AS_THEY_ACTED:
             return None
         size = activation_bytes(self.model)
         if self.config.hardware.keep_acting_passes and not size:
             raise UsageError("hardware.keep_acting_passes = true: this network has no convolutions to keep")
-        if not keeps_acting_passes(self.config, size):
+        if not caches_activations(self.config, size):
             return None
-        return ActingPasses(self.model, self.part, size, heartbeat)
+        return ActivationCache(self.model, self.part, size, heartbeat)
 
     def facts(self) -> dict[str, str]:
         if self.passes is None:
@@ -97,16 +97,16 @@ class Trainer(LearningProcess):
         self._compute_advantages()
         self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
-        figures = self.learn(self.rollout, number)
+        metrics = self.learn(self.rollout, number)
         self.count_update(self.rollout.num_samples * self.communicator.num_nodes)
-        return Update(self.exchange(episodes), figures)
+        return Update(self.exchange(episodes), metrics)
 
     def learn(self, rollout: RolloutBuffer, number: int) -> dict[str, float | None]:
-        """Make the update of this number from a finished rollout; returns the figures of learning."""
+        """Make the update of this number from a finished rollout; returns the metrics of learning."""
         if self.passes is not None:
             return a2c.update(self.learner, rollout, self.config, number, self.passes)
-        figures: dict[str, float | None] = self.algorithm.update(self.learner, rollout, self.config, number)
-        return figures
+        metrics: dict[str, float | None] = self.algorithm.update(self.learner, rollout, self.config, number)
+        return metrics
 
     def _compute_advantages(self) -> None:
         """Write what is learned from beside what was collected."""
@@ -177,7 +177,7 @@ class Trainer(LearningProcess):
         self.collector.observations = self.env.restart(group_seeds)
         self.scaler.returns[:] = 0.0  # those of episodes that do not go on
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """In a distributed run, the rank that the others wait for: the one that is busy longest."""
         if not self.state():
             return {}

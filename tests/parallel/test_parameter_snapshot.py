@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcb.parallel.published_weights import PublishedWeights, checksum, weights_bytes
+from rlcb.parallel.parameter_snapshot import ParameterSnapshot, checksum, weights_bytes
 
 CONTEXT = multiprocessing.get_context("spawn")
 SIZE = 50_000
@@ -26,14 +26,14 @@ def of_version(version: int, size: int) -> torch.Tensor:
     return torch.full((size,), float(version))
 
 
-def in_memory(size: int) -> PublishedWeights:
-    return PublishedWeights(size, bytearray(weights_bytes(size)))
+def in_memory(size: int) -> ParameterSnapshot:
+    return ParameterSnapshot(size, bytearray(weights_bytes(size)))
 
 
 @contextmanager
-def mapped(path: Path, size: int) -> Iterator[PublishedWeights]:
+def mapped(path: Path, size: int) -> Iterator[ParameterSnapshot]:
     with path.open("r+b") as file:
-        yield PublishedWeights(size, mmap.mmap(file.fileno(), weights_bytes(size)))
+        yield ParameterSnapshot(size, mmap.mmap(file.fileno(), weights_bytes(size)))
 
 
 def read_many(path: Path, count: int, results: Connection) -> None:

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import torch
 
-from rlcb.processes.shared_memory import Layout, carve, layout_bytes
+from rlcb.processes.shared_memory import Layout, layout_bytes, views
 
 
 def weights_layout(num_parameters: int) -> Layout:
@@ -23,7 +23,7 @@ def weights_bytes(num_parameters: int) -> int:
     return layout_bytes(weights_layout(num_parameters))
 
 
-class PublishedWeights:
+class ParameterSnapshot:
     """Two copies of the parameters in shared memory, written in turn: readers have the newest whole one.
 
     A reader never holds the writer up, and no lock can be left behind by one that is killed. What it copied
@@ -33,7 +33,7 @@ class PublishedWeights:
 
     def __init__(self, num_parameters: int, memory: object) -> None:
         """`memory` is a writable buffer of `weights_bytes`, zeros before anything is published."""
-        arrays = carve(weights_layout(num_parameters), memory)
+        arrays = views(weights_layout(num_parameters), memory)
         self.copies = torch.from_numpy(arrays["parameters"])
         self.versions, self.checksums, self.latest = arrays["versions"], arrays["checksums"], arrays["latest"]
 
