@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from perf import peers, peers_results
-from perf.peers_cases import CASES, SIDES, Case, chosen_cases
-from perf.peers_install import PeerUnavailable
-from perf.peers_results import Results, code_fingerprint
-from perf.peers_run import Measurement, Window
+from perf.peers import __main__ as peers
+from perf.peers import results as peers_results
+from perf.peers.cases import CASES, SIDES, Case, chosen_cases
+from perf.peers.install import PeerUnavailable
+from perf.peers.results import Results, code_fingerprint
+from perf.peers.run import Measurement, Window
 from rlcb import cpu
 from rlcb.cli.command import exit_code
 from rlcb.cpu import describe_machine
@@ -135,7 +136,7 @@ def test_rounds_of_another_program_are_refused_for_the_case_that_has_them() -> N
 
 def test_the_fingerprint_is_that_of_the_content_of_what_is_measured(tmp_path: Path) -> None:
     for name in ("src/rlcb/rl/ppo.py", "config/ppo_parallel.yaml", "train_ppo_parallel.py", "README.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one\n")
     before = code_fingerprint(tmp_path)
     (tmp_path / "README.md").write_text("two\n")

@@ -12,13 +12,13 @@ import psutil
 import pytest
 import torch
 
-from perf import peers_install
-from perf.peers_cases import CASES, OWN, SIDES, Case, Side
-from perf.peers_install import PeerUnavailable
-from perf.peers_programs import plain_loop
-from perf.peers_programs.networks import NETWORKS
-from perf.peers_programs.protocol import most_workers
-from perf.peers_run import Point, Program, Window, measure
+from perf.peers import install as peers_install
+from perf.peers.cases import CASES, OWN, SIDES, Case, Side
+from perf.peers.install import PeerUnavailable
+from perf.peers.programs import plain_loop
+from perf.peers.programs.networks import NETWORKS
+from perf.peers.programs.protocol import most_workers
+from perf.peers.run import Point, Program, Window, measure
 from rlcb import cpu
 from rlcb.errors import RunError
 from tests import runs
@@ -41,7 +41,7 @@ def test_the_usual_networks_have_as_many_parameters_as_this_projects(case: Case)
 
 def test_the_usual_impala_network_computes_what_this_projects_computes() -> None:
     """With the same weights; the dense layer of this project takes its inputs in memory order."""
-    from perf.peers_cases import FRAMES
+    from perf.peers.cases import FRAMES
     from rlcb.rl.models import ImpalaCNN
 
     usual, ours = NETWORKS["impala"](256), ImpalaCNN(FRAMES.network_shape, (16, 32, 32), 256)
@@ -168,7 +168,7 @@ def test_the_allocators_settings_come_before_torch_in_the_program_of_stable_base
         "    sys.exit(f'settings with {sorted(loaded)} loaded')\n"
         "cpu_utils.tune_allocator = tune\n"
         "sys.argv = ['sb3', '{\"tune_allocator\": true}']\n"
-        "runpy.run_module('perf.peers_programs.sb3', run_name='__main__')\n"
+        "runpy.run_module('perf.peers.programs.sb3', run_name='__main__')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -178,7 +178,7 @@ def test_the_allocators_settings_come_before_torch_in_the_program_of_stable_base
 
 
 def test_settings_of_the_allocator_that_come_too_late_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perf.peers_programs.protocol import settings
+    from perf.peers.programs.protocol import settings
 
     monkeypatch.setattr(cpu, "tune_allocator", lambda: pytest.fail("torch is loaded"))
     monkeypatch.setattr(sys, "argv", ["a program", '{"tune_allocator": true}'])
@@ -202,7 +202,7 @@ def test_an_environment_that_cannot_be_made_is_a_peer_that_does_not_run(
         raise subprocess.CalledProcessError(1, ["python", "-m", "ensurepip"])
 
     monkeypatch.setattr(peers_install.venv, "create", fails)
-    monkeypatch.setattr(peers_install, "FOLDER", tmp_path / "perf" / "peers_venvs")
+    monkeypatch.setattr(peers_install, "FOLDER", tmp_path / "venvs")
     with pytest.raises(PeerUnavailable, match="a virtual environment could not be made") as error:
         peers_install.python_of("sb3")
     assert "\n" not in str(error.value)

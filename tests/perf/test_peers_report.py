@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from perf import peers_report
-from perf.peers_cases import BARS, CASES, OWN, SIDES, Bar
-from perf.peers_install import PEERS
-from perf.peers_results import DOCUMENT
-from perf.peers_run import Measurement, Point, Window
+from perf.peers.cases import BARS, CASES, OWN, SIDES, Bar
+from perf.peers.install import PEERS
+from perf.peers.results import DOCUMENT
+from perf.peers.run import Measurement, Point, Window
 from rlcb.errors import UsageError
 
 BY_NAME = {case.name: case for case in CASES}

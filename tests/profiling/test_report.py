@@ -12,7 +12,7 @@ from rlcb.plots.training_curves import save_figure
 from rlcb.profiling.measure import EFFORTS, counts_up_to, plan
 from rlcb.profiling.report import describe_profile, precisions
 from rlcb.profiling.roofline import draw_roofline
-from rlcb.profiling.short_runs import read_run, short_run
+from rlcb.profiling.short_runs import read_run, short_config
 from tests.profiles import ENV, configured, passes, profile, setup, with_results
 
 
@@ -47,7 +47,7 @@ def test_the_plan_measures_every_size_with_every_number_of_threads_and_all_cores
 
 def test_a_short_run_is_the_recommended_one_with_shorter_rollouts() -> None:
     config = configured(mode="parallel")
-    short = short_run(config, setup(predicted_fps=2000.0, microbatch_size=64), 2.0)
+    short = short_config(config, setup(predicted_fps=2000.0, microbatch_size=64), 2.0)
     # 4,000 timesteps are two updates of at most 2,000: 32 environments x 32 steps, at least.
     assert (short.training.n_steps, short.training.batch_size) == (32, 1024)
     assert short.training.total_timesteps == (1 + 4) * 32 * 32
@@ -58,23 +58,23 @@ def test_a_short_run_is_the_recommended_one_with_shorter_rollouts() -> None:
 
 def test_a_short_run_of_ppo_keeps_a_whole_minibatch_however_long_it_takes() -> None:
     config = configured(mode="parallel")
-    short = short_run(config, setup(predicted_fps=210.0), 3.0)
+    short = short_config(config, setup(predicted_fps=210.0), 3.0)
     # 630 timesteps are less than a minibatch, which is 32 environments x 32 steps; one update is counted.
     assert (short.training.n_steps, short.training.batch_size) == (32, 1024)
     assert short.training.total_timesteps == (1 + 1) * 1024
-    wide = short_run(config, setup(predicted_fps=210.0, num_envs=64), 3.0)
+    wide = short_config(config, setup(predicted_fps=210.0, num_envs=64), 3.0)
     assert (wide.training.n_steps, wide.training.batch_size) == (16, 1024)
-    whole = short_run(configured(training={"batch_size": 4096}), setup(processes=1, predicted_fps=210.0), 3.0)
+    whole = short_config(configured(training={"batch_size": 4096}), setup(processes=1, predicted_fps=210.0), 3.0)
     assert (whole.training.n_steps, whole.training.batch_size) == (128, 4096)
 
 
 def test_a_short_run_of_actors_has_batches_of_as_many_unrolls() -> None:
     config = configured("impala", "parallel", training={"n_steps": 16, "batch_size": 256})
     lag = config.impala.max_policy_lag
-    same = short_run(config, setup(learners=1, predicted_fps=1024.0), 1.0)
+    same = short_config(config, setup(learners=1, predicted_fps=1024.0), 1.0)
     assert (same.training.n_steps, same.training.batch_size) == (16, 256)
     assert same.training.total_timesteps == 256 * (lag + 2 + 4)
-    short = short_run(config, setup(learners=1, predicted_fps=100.0), 1.0)
+    short = short_config(config, setup(learners=1, predicted_fps=100.0), 1.0)
     # Unrolls of 8 steps by 16 environments of an actor: one of them is a batch, as before.
     assert (short.training.n_steps, short.training.batch_size) == (8, 128)
     assert short.training.total_timesteps == 128 * (lag + 2 + 2)
@@ -83,14 +83,14 @@ def test_a_short_run_of_actors_has_batches_of_as_many_unrolls() -> None:
 def test_a_short_run_leaves_nothing_outside_its_folder() -> None:
     elsewhere = {"checkpoint_dir": "/elsewhere", "log_dir": "/elsewhere"}
     config = configured("a2c", training={"batch_size": 128 * 32, "duration_hours": 8.0}, logging=elsewhere)
-    short = short_run(config, setup(processes=1, predicted_fps=100.0), 1.0)
+    short = short_config(config, setup(processes=1, predicted_fps=100.0), 1.0)
     assert (short.logging.checkpoint_dir, short.logging.log_dir) == (None, None)
     assert (short.training.batch_size, short.training.duration_hours) == (None, None)
 
 
 def test_a_short_run_of_actors_leaves_out_the_updates_until_they_are_ahead() -> None:
     config = configured("impala", "parallel", training={"n_steps": 16}, impala={"max_policy_lag": 1})
-    short = short_run(config, setup(learners=1, predicted_fps=512.0), 4.0)
+    short = short_config(config, setup(learners=1, predicted_fps=512.0), 4.0)
     assert short.training.n_steps == 16
     assert short.training.total_timesteps == 512 * (1 + 2 + 4)
 

@@ -24,7 +24,7 @@ from rlcb.profiling.advice import recommend, result_of
 from rlcb.profiling.measure import Effort, MachineMeasurement
 from rlcb.profiling.report import describe_profile
 from rlcb.profiling.request import Pair
-from rlcb.profiling.short_runs import try_out
+from rlcb.profiling.short_runs import short_run
 
 LINE_SECONDS = 10.0
 RUN_WEIGHT = 0.25  # of a short run, compared with all that is measured before the first one
@@ -140,7 +140,7 @@ def short_runs(
 
         poll()
         try:
-            reached[pair] = try_out(config, recommend(profile, config), effort.run_seconds, stop, poll)
+            reached[pair] = short_run(config, recommend(profile, config), effort.run_seconds, stop, poll)
         except RunError as error:
             reached[pair] = None
             tqdm.write(f"warning: {error}", file=sys.stderr)

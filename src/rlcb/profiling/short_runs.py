@@ -35,7 +35,7 @@ def warm_up(config: Config) -> int:
     return config.impala.max_policy_lag + FULL_PIPELINE if config.has_actors else 1
 
 
-def short_run(config: Config, setup: Setup, seconds: float) -> Config:
+def short_config(config: Config, setup: Setup, seconds: float) -> Config:
     """A run of so many seconds that differs from config's in its length and, so that there are several
     updates, in the steps of a rollout. Its environments and processes are those of `setup`.
 
@@ -68,12 +68,12 @@ def short_run(config: Config, setup: Setup, seconds: float) -> Config:
     return build_config(data, "a short run")
 
 
-def try_out(config: Config, setup: Setup, seconds: float, stop: Stop, on_poll: Callable[[], None]) -> Reached:
+def short_run(config: Config, setup: Setup, seconds: float, stop: Stop, on_poll: Callable[[], None]) -> Reached:
     """Run the script of config's algorithm and mode with a setup, for about so many seconds of training.
 
     Raises RunError or Interrupted.
     """
-    began, run = time.monotonic(), short_run(config, setup, seconds)
+    began, run = time.monotonic(), short_config(config, setup, seconds)
 
     def poll() -> None:
         on_poll()

@@ -22,11 +22,11 @@ from typing import Any
 from tqdm import tqdm
 
 from perf.measure import RESULTS
-from perf.peers_cases import BFLOAT16, CASES, OWN, SIDES, Case, chosen_cases
-from perf.peers_install import PeerUnavailable, python_of
-from perf.peers_report import case_table, require_marks
-from perf.peers_results import DOCUMENT, Results, code_fingerprint
-from perf.peers_run import Measurement, Window, measure
+from perf.peers.cases import BFLOAT16, CASES, OWN, SIDES, Case, chosen_cases
+from perf.peers.install import PeerUnavailable, python_of
+from perf.peers.report import case_table, require_marks
+from perf.peers.results import DOCUMENT, Results, code_fingerprint
+from perf.peers.run import Measurement, Window, measure
 from rlcb import cpu
 from rlcb.cli.command import Parser, exit_code
 from rlcb.errors import RunError, UsageError

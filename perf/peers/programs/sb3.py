@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perf.peers_programs.protocol import Reporter, make_procgen, settings
+from perf.peers.programs.protocol import Reporter, make_procgen, settings
 
 GIVEN = settings()  # here, since the settings of the allocator have to be in force before torch is loaded
 
@@ -20,7 +20,7 @@ from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN  # noqa: E402
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize  # noqa: E402
 
-from perf.peers_programs.networks import impala  # noqa: E402
+from perf.peers.programs.networks import impala  # noqa: E402
 
 FOREVER = 10**9  # timesteps: the program is ended from outside
 END_EPISODE = -1  # Procgen's action for that

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perf.peers_cases import BARS, BASE, CASES, SIDES, Bar, Case
+from perf.peers.cases import BARS, BASE, CASES, SIDES, Bar, Case
 from rlcb.errors import UsageError
 from rlcb.text import counted
 

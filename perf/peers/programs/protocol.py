@@ -1,7 +1,7 @@
 """What every peer's program does alike: read its settings, make the game, announce itself, say how far it is.
 
-A program is started as `python -m perf.peers_programs.NAME SETTINGS`, SETTINGS being a case of
-perf/peers_cases.py as JSON. It writes lines to stdout that begin with MARK and go on as JSON: one with what
+A program is started as `python -m perf.peers.programs.NAME SETTINGS`, SETTINGS being a case of
+perf/peers/cases.py as JSON. It writes lines to stdout that begin with MARK and go on as JSON: one with what
 it trains, then one after every update. Nothing heavy is imported here, since every peer's Python has to.
 """
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from perf.measure import RESULTS
-from perf.peers_cases import Case
-from perf.peers_report import report, require_marks, write_between_marks
+from perf.peers.cases import Case
+from perf.peers.report import report, require_marks, write_between_marks
 from rlcb.cpu import describe_machine
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_json
@@ -21,7 +21,7 @@ from rlcb.software import describe_software
 
 NAME = "peers"
 DOCUMENT = PROJECT / "docs" / "peers.md"
-CODE = ("src/*.py", "train_*.py", "config/*.yaml", "perf/peers_programs/*.py", "perf/peers_cases.py")
+CODE = ("src/**/*.py", "train*.py", "config/**/*.yaml", "perf/peers/programs/*.py", "perf/peers/cases.py")
 """What the figures come from. The commit alone does not tell: writing the tables makes the checkout dirty."""
 
 

@@ -81,7 +81,7 @@ class Side:
 
     title: str
     peer: str
-    """The environment that it runs in: a peer of perf/peers_install.py, or OWN."""
+    """The environment that it runs in: a peer of perf/peers/install.py, or OWN."""
     command: Callable[[Case, Path, Path], list[str]]
     """(case, Python, folder for what it leaves) -> the words that start it."""
     own_rows: bool = False
@@ -107,11 +107,11 @@ def own_script(mode: str, *settings: str) -> Callable[[Case, Path, Path], list[s
 
 
 def program(name: str, **options: bool) -> Callable[[Case, Path, Path], list[str]]:
-    """A program of perf/peers_programs/ with a case's settings and with `options`."""
+    """A program of perf/peers/programs/ with a case's settings and with `options`."""
 
     def words(case: Case, python: Path, folder: Path) -> list[str]:
         settings = json.dumps({**given(case), **options})
-        return [str(python), "-m", f"perf.peers_programs.{name}", settings]
+        return [str(python), "-m", f"perf.peers.programs.{name}", settings]
 
     return words
 

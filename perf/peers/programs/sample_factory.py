@@ -23,7 +23,7 @@ from sample_factory.envs.env_utils import register_env
 from sample_factory.model.actor_critic import create_actor_critic
 from sample_factory.train import make_runner
 
-from perf.peers_programs.protocol import Reporter, make_procgen, most_workers, settings
+from perf.peers.programs.protocol import Reporter, make_procgen, most_workers, settings
 from rlcb import cpu
 
 ENV = "procgen_coinrun"

@@ -17,8 +17,8 @@ from gymnasium.wrappers.vector import NormalizeReward, RecordEpisodeStatistics, 
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from perf.peers_programs.networks import NETWORKS
-from perf.peers_programs.protocol import Reporter, make_procgen, settings
+from perf.peers.programs.networks import NETWORKS
+from perf.peers.programs.protocol import Reporter, make_procgen, settings
 
 PROCGEN_THREADS = 0  # as Procgen registers single environments with Gym: each is stepped by who calls it
 

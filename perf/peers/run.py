@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from perf.peers_cases import OWN, SIDES, Case, Side
-from perf.peers_install import PeerUnavailable, python_of
-from perf.peers_programs.protocol import MARK
+from perf.peers.cases import OWN, SIDES, Case, Side
+from perf.peers.install import PeerUnavailable, python_of
+from perf.peers.programs.protocol import MARK
 from perf.training_runs import environment
 from rlcb import cpu
 from rlcb.errors import RunError

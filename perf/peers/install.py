@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcb.errors import first_line
+from rlcb.paths import PROJECT
 
-FOLDER = Path(__file__).resolve().parent / "peers_venvs"
+FOLDER = PROJECT / "perf" / "peers" / "venvs"
 SHARED = ("torch", "numpy", "setuptools")  # what a peer must not replace; the last for Procgen's sake
 STAMP = ".packages"
 
@@ -51,10 +52,7 @@ def python_of(name: str) -> Path:
     stamp = folder / STAMP
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return python
-    print(
-        f"Making {folder.relative_to(FOLDER.parent.parent)}/ and installing {', '.join(peer.packages)}",
-        flush=True,
-    )
+    print(f"Making {folder} and installing {', '.join(peer.packages)}", flush=True)
     if folder.exists():
         shutil.rmtree(folder)
     create(folder)

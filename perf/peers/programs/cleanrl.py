@@ -18,7 +18,7 @@ import gym
 import numpy as np
 import torch
 
-from perf.peers_programs.protocol import GAME, Reporter, settings
+from perf.peers.programs.protocol import GAME, Reporter, settings
 
 MODULE = "cleanrl.ppo_procgen"
 END_OF_UPDATE = "SPS:"  # what it prints then, with its average rate
