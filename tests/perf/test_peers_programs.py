@@ -166,7 +166,7 @@ def test_the_allocators_settings_come_before_torch_in_the_program_of_stable_base
         "def tune():\n"
         "    loaded = {'torch', 'numpy', 'stable_baselines3'} & sys.modules.keys()\n"
         "    sys.exit(f'settings with {sorted(loaded)} loaded')\n"
-        "cpu_utils.tune_allocator = tune\n"
+        "cpu.tune_allocator = tune\n"
         "sys.argv = ['sb3', '{\"tune_allocator\": true}']\n"
         "runpy.run_module('perf.peers.programs.sb3', run_name='__main__')\n"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perf import peers_report
+from perf.peers import report as peers_report
 from perf.peers.cases import BARS, CASES, OWN, SIDES, Bar
 from perf.peers.install import PEERS
 from perf.peers.results import DOCUMENT
