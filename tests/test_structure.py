@@ -1,4 +1,4 @@
-"""The structure of the package: imports point downwards, without circles, and files and functions are short."""
+"""The package's structure: imports point downwards, have no circle, and files and functions are short."""
 
 from __future__ import annotations
 

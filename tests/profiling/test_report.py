@@ -64,7 +64,9 @@ def test_a_short_run_of_ppo_keeps_a_whole_minibatch_however_long_it_takes() -> N
     assert short.training.total_timesteps == (1 + 1) * 1024
     wide = short_config(config, setup(predicted_fps=210.0, num_envs=64), 3.0)
     assert (wide.training.n_steps, wide.training.batch_size) == (16, 1024)
-    whole = short_config(configured(training={"batch_size": 4096}), setup(processes=1, predicted_fps=210.0), 3.0)
+    whole = short_config(
+        configured(training={"batch_size": 4096}), setup(processes=1, predicted_fps=210.0), 3.0
+    )
     assert (whole.training.n_steps, whole.training.batch_size) == (128, 4096)
 
 

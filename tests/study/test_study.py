@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from rlcb.cli.benchmark import given_settings, make_parser
+from rlcb.config.yaml_file import parse_settings
 from rlcb.errors import UsageError
 from rlcb.paths import PROJECT
 from rlcb.study.folder import StudyFolder, open_study
-from rlcb.study.settings import parse_settings, settings_of
+from rlcb.study.settings import settings_of
 from rlcb.study.state import EVALUATION_START_SECONDS, START_SECONDS, Estimate, last_row, reason_in, state_of
 from rlcb.study.study import Study, build_study, script_of
 

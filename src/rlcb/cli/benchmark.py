@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rlcb.cli.command import Parser, count, exit_code
+from rlcb.config.yaml_file import parse_assignments, parse_settings
 from rlcb.errors import EXIT_FAILED, Interrupted, UsageError
 from rlcb.processes.machine_lock import Lock, machine_lock_path
 from rlcb.processes.subprocesses import Stop
 from rlcb.study.console import Outcome, StudyProgress, print_outcomes, print_plan
 from rlcb.study.folder import StudyFolder, open_study, read_study_file
 from rlcb.study.runner import Runner, in_turn
-from rlcb.study.settings import parse_assignments, parse_settings
 from rlcb.study.state import State
 from rlcb.study.study import ALGORITHMS, MODES, PlannedRun, Study
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+
+from rlcb.errors import UsageError, first_line
+
 GAMES = (
     "bigfish",
     "bossfight",
@@ -42,3 +46,25 @@ def canonical_id(env_id: str) -> str:
     """Every form of a Procgen game's name becomes `procgen-<game>-v0`; other ids stay as they are."""
     game = procgen_game(env_id)
     return f"procgen-{game}-v0" if game else env_id
+
+
+def check_environment(env_id: str, flag: str) -> None:
+    """Raise UsageError if an id is neither a Procgen game nor registered with Gymnasium.
+
+    `flag` is the command-line flag that the message names. An id `gym:<id>` is checked only when the
+    environment is made.
+    """
+    if procgen_game(env_id) or env_id.startswith("gym:"):
+        return
+    import gymnasium  # takes a moment, which runs of Procgen games save
+
+    module, separator, name = env_id.partition(":")
+    try:
+        if separator:
+            importlib.import_module(module)
+        gymnasium.spec(name if separator else env_id)
+    except Exception as error:  # importing a module can raise anything
+        raise UsageError(
+            f"{flag} {env_id}: {first_line(error) or type(error).__name__}; possible are a Procgen game "
+            f"({', '.join(GAMES)}), a Gymnasium id such as CartPole-v1, or gym:<id>"
+        ) from None

@@ -115,6 +115,22 @@ def set_value(data: dict[str, Any], dotted_key: str, value: Any, source: str) ->
     data[key] = value
 
 
+def parse_assignments(items: Sequence[str], flag: str) -> dict[str, str]:
+    """Split the `KEY=VALUE` words of a flag into a dictionary. Raises UsageError."""
+    values: dict[str, str] = {}
+    for item in items:
+        key, separator, value = item.partition("=")
+        if not separator or not key.strip() or not value.strip():
+            raise UsageError(f"{flag} {item}: expected {'NAME=FILE' if flag == '--config' else 'KEY=VALUE'}")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def parse_settings(items: Sequence[str]) -> dict[str, Any]:
+    """Parse the `KEY=VALUE` words of `--set`; each value is YAML. Raises UsageError."""
+    return {key: parse_yaml(text, f"--set {key}") for key, text in parse_assignments(items, "--set").items()}
+
+
 def build_config(data: Mapping[str, Any], source: str) -> Config:
     """Validate plain sections. Raises UsageError with one line that names every offending key, value and
     rule."""

@@ -11,14 +11,20 @@ from typing import Any
 import yaml
 
 from rlcb.config.config import Config, flat_settings
-from rlcb.config.games import GAMES, canonical_id, procgen_game
+from rlcb.config.games import GAMES, canonical_id, check_environment, procgen_game
 from rlcb.config.settings import EnvConfig
-from rlcb.config.yaml_file import build_config, dump_config, parse_yaml, read_config_file, set_value
+from rlcb.config.yaml_file import (
+    build_config,
+    dump_config,
+    parse_settings,
+    parse_yaml,
+    read_config_file,
+    set_value,
+)
 from rlcb.errors import RunError, UsageError
 from rlcb.machine.profile import Profile, Setup, env_key, resolved_model
 from rlcb.paths import PROJECT, default_config_path
 from rlcb.profiling.advice import describe_setup, settings_of
-from rlcb.study.settings import check_environment, parse_settings
 from rlcb.study.study import ALGORITHMS, MODES, NO_SUCH_RUN
 
 COMMENT = 30  # the column of comments in config/*.yaml
@@ -165,7 +171,7 @@ def check_environments(arguments: argparse.Namespace) -> None:
     """Raises UsageError for an environment that there is not."""
     for name in arguments.env or ():
         if name != "all":
-            check_environment(name)
+            check_environment(name, "--env")
 
 
 def configurations(pairs: Sequence[Pair], arguments: argparse.Namespace) -> dict[Pair, Config]:

@@ -68,7 +68,9 @@ def short_config(config: Config, setup: Setup, seconds: float) -> Config:
     return build_config(data, "a short run")
 
 
-def short_run(config: Config, setup: Setup, seconds: float, stop: Stop, on_poll: Callable[[], None]) -> Reached:
+def short_run(
+    config: Config, setup: Setup, seconds: float, stop: Stop, on_poll: Callable[[], None]
+) -> Reached:
     """Run the script of config's algorithm and mode with a setup, for about so many seconds of training.
 
     Raises RunError or Interrupted.

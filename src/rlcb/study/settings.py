@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 from rlcb.config.config import Config
-from rlcb.config.games import GAMES, procgen_game
-from rlcb.config.yaml_file import build_config, parse_yaml, read_config_file, set_value
-from rlcb.errors import UsageError, first_line
+from rlcb.config.games import check_environment
+from rlcb.config.yaml_file import build_config, read_config_file, set_value
+from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
 from rlcb.study.study import ALGORITHMS, MODES, PlannedRun, Study
 
@@ -24,22 +23,6 @@ RESERVED = {
     "logging.checkpoint_dir": "--output-dir",
     "logging.log_dir": "--output-dir",
 }
-
-
-def parse_assignments(items: list[str], flag: str) -> dict[str, str]:
-    """`KEY=VALUE` flags as a dictionary. Raises UsageError."""
-    values: dict[str, str] = {}
-    for item in items:
-        key, separator, value = item.partition("=")
-        if not separator or not key.strip() or not value.strip():
-            raise UsageError(f"{flag} {item}: expected {'NAME=FILE' if flag == '--config' else 'KEY=VALUE'}")
-        values[key.strip()] = value.strip()
-    return values
-
-
-def parse_settings(items: list[str]) -> dict[str, Any]:
-    """The values of `--set`, read as YAML."""
-    return {key: parse_yaml(text, f"--set {key}") for key, text in parse_assignments(items, "--set").items()}
 
 
 def fits(scope: str, algorithm: str, mode: str) -> bool:
@@ -120,26 +103,7 @@ def check_study(study: Study, settings: dict[tuple[str, str], dict[str, Any]]) -
     """The configuration of every run, by its name. Raises UsageError if one of them cannot even begin."""
     check_scopes(study)
     for env in study.envs:
-        check_environment(env)
+        check_environment(env, "--envs")
     return {
         cell.name: config_of_cell(study, cell, settings[cell.algorithm, cell.mode]) for cell in study.cells
     }
-
-
-def check_environment(env: str) -> None:
-    """Raise UsageError if an environment is neither a Procgen game nor known to Gymnasium. Old Gym ones show
-    when they are made."""
-    if procgen_game(env) or env.startswith("gym:"):
-        return
-    import gymnasium  # takes a moment, which a study of Procgen games saves
-
-    module, separator, name = env.partition(":")
-    try:
-        if separator:
-            importlib.import_module(module)
-        gymnasium.spec(name if separator else env)
-    except Exception as error:  # importing a module can raise anything
-        raise UsageError(
-            f"--envs {env}: {first_line(error) or type(error).__name__}; possible are a Procgen game "
-            f"({', '.join(GAMES)}), a Gymnasium id such as CartPole-v1, or gym:<id>"
-        ) from None
