@@ -1,4 +1,4 @@
-"""The picture of SCALING.md: lines and bars are computed, points are measured."""
+"""The picture of docs/scaling.md: lines and bars are computed, points are measured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What an update over several nodes should take, from pieces that were measured on one machine.
 
 Nothing here measures anything. All times are in seconds, sizes in bytes, rates in bytes per second.
-`predict` says where the time of an update goes; SCALING.md tells the same in words.
+`predict` says where the time of an update goes; docs/scaling.md tells the same in words.
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ GUIDES = tuple(
     for name in (
         "README.md",
         "QUICKSTART.md",
-        "COMPLETE_TRAINING_GUIDE.md",
-        "BENCHMARKING.md",
+        "docs/guide.md",
+        "docs/reference.md",
+        "docs/benchmarking.md",
         "CONTRIBUTING.md",
-        "SCALING.md",
+        "docs/scaling.md",
         "cluster/README.md",
     )
 )

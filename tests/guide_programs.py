@@ -54,7 +54,7 @@ def program_of(words: Sequence[str], project: Path = runs.PROJECT) -> Program | 
     for index, word in enumerate(words):
         if word.endswith(".py") and (project / word).is_file():
             return Program(word, tuple(words[:index]), tuple(words[index + 1 :]))
-        if word == "-m" and words[index + 1].startswith(("src.", "perf.")):
+        if word == "-m" and words[index + 1].startswith(("rlcb.", "perf.")):
             return Program(words[index + 1], tuple(words[:index]), tuple(words[index + 2 :]))
     return None
 
@@ -109,7 +109,8 @@ def call(name: str, flags: Sequence[str]) -> Result:
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(output),
     ):
-        path = runs.PROJECT / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
+        source = runs.PROJECT / ("src" if name.startswith("rlcb.") else "")
+        path = source / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
         patch.setattr(sys, "argv", [str(path), *flags])
         patch.setattr(os, "_exit", sys.exit)
         for module in (train, evaluate):

@@ -19,11 +19,11 @@ from tests import guide_blocks as guide
 from tests.guide_settings import settings
 from tests.runs import PROJECT
 
-COMPLETE, BENCHMARKING = PROJECT / "COMPLETE_TRAINING_GUIDE.md", PROJECT / "BENCHMARKING.md"
+REFERENCE, BENCHMARKING = PROJECT / "docs/reference.md", PROJECT / "docs/benchmarking.md"
 
 
 def test_every_setting_is_in_the_guide_with_its_rule_and_default() -> None:
-    (rows_of_guide,) = guide.tables(COMPLETE, "Every key")
+    (rows_of_guide,) = guide.tables(REFERENCE, "Every key")
     named = {
         guide.code(key): (rule, parse_yaml(guide.code(default), key))
         for key, rule, default, _ in rows_of_guide
@@ -35,7 +35,7 @@ def test_every_setting_is_in_the_guide_with_its_rule_and_default() -> None:
 
 
 def test_every_configuration_file_is_in_the_guide_with_its_sizes() -> None:
-    (rows_of_guide,) = guide.tables(COMPLETE, "Configuration files by machine")
+    (rows_of_guide,) = guide.tables(REFERENCE, "Configuration files by machine")
     files = {path.name for path in (PROJECT / "config").glob("*.yaml") if not path.name.startswith("local_")}
     assert {guide.code(row[0]) for row in rows_of_guide} == files
     for name, _, *sizes in rows_of_guide:
@@ -54,14 +54,14 @@ def test_every_configuration_file_is_in_the_guide_with_its_sizes() -> None:
 
 
 def test_every_figure_of_comparisons_is_in_the_guide_with_its_unit() -> None:
-    rows_of_guide = guide.tables(COMPLETE, "Results, and how to read them")[-1]
+    rows_of_guide = guide.tables(REFERENCE, "Figures of a comparison")[-1]
     named = [(guide.code(key), unit) for key, unit, _ in rows_of_guide]
     assert named == [(metric.key, metric.unit) for metric in METRICS]
 
 
 def test_every_flag_of_the_evaluator_that_is_named_exists_and_none_is_forgotten() -> None:
     named = set()
-    for flag, _ in guide.tables(COMPLETE, "Evaluation")[0]:
+    for flag, _ in guide.tables(REFERENCE, "Evaluation flags")[0]:
         words = guide.code(flag).split()
         named.add(words[0])
         evaluate.make_parser().parse_args(words)
@@ -84,12 +84,12 @@ def test_every_aspect_of_fairness_is_in_the_guide() -> None:
 
 def test_messages_that_the_guide_explains_are_those_of_the_program() -> None:
     texts: list[str] = []
-    for path in [*(PROJECT / "src").glob("*.py")]:
+    for path in (PROJECT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value)
     said = "\n".join(texts)
-    for message, _ in guide.tables(COMPLETE, "Troubleshooting")[1]:
+    for message, _ in guide.tables(REFERENCE, "Troubleshooting")[1]:
         assert guide.code(message) in said, message
 
 

@@ -24,7 +24,7 @@ from tests.runs import PROJECT, record, rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
-COMPLETE, BENCHMARKING = PROJECT / "COMPLETE_TRAINING_GUIDE.md", PROJECT / "BENCHMARKING.md"
+GUIDE, REFERENCE, BENCHMARKING = (PROJECT / f"docs/{name}.md" for name in ("guide", "reference", "benchmarking"))
 # Their examples are run by tests/test_guide_examples.py.
 WALKED = [each for each in guide.GUIDES if each.name != "CONTRIBUTING.md"]
 # Runs of several processes that later commands read, and whose files are compared with the tables.
@@ -153,14 +153,14 @@ def fields(data: dict[str, Any], prefix: str = "") -> set[str]:
 
 
 def named_fields(section: str) -> set[str]:
-    (rows_of_guide, *_) = guide.tables(COMPLETE, section)
+    (rows_of_guide, *_) = guide.tables(REFERENCE, section)
     return {guide.code(row[0]) for row in rows_of_guide}
 
 
 @pytest.fixture(scope="module")
 def run_folders(walk: Walk) -> list[Path]:
     """Runs of all kinds that the guide has trained."""
-    follow(walk, COMPLETE)
+    follow(walk, GUIDE)
     folders = [walk.folder / name for name in NEEDED] + [walk.folder / "runs/ppo_sequential"]
     assert {record(folder)["status"] for folder in folders} == {"completed"}
     return folders
@@ -172,7 +172,7 @@ def test_every_field_of_the_record_is_in_the_guide(run_folders: list[Path]) -> N
 
 
 def test_every_field_of_the_summary_is_in_the_guide_and_says_the_same(run_folders: list[Path]) -> None:
-    (rows_of_guide,) = guide.tables(COMPLETE, "training_summary.json")
+    (rows_of_guide,) = guide.tables(REFERENCE, "training_summary.json")
     for folder in run_folders:
         summary = json.loads((folder / "training_summary.json").read_text())
         assert {guide.code(name) for name, _ in rows_of_guide} == set(summary)
@@ -202,6 +202,6 @@ def test_every_field_of_an_evaluation_is_in_the_guide(run_folders: list[Path]) -
 
 def test_the_calibration_is_recorded_as_the_guides_say() -> None:
     names = {field.name for field in dataclasses.fields(Calibration)}
-    text = BENCHMARKING.read_text() + COMPLETE.read_text()
+    text = BENCHMARKING.read_text() + REFERENCE.read_text()
     for name in re.findall(r"impala\.calibration\.(\w+)", text):
         assert name in names
