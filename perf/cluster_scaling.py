@@ -12,7 +12,7 @@ The parts, each of which keeps what it found in cluster_scaling.json, for those 
     check     training of two namespaces with a core each, against what the model says from the parts before
     report    predictions for 2 to 128 nodes of 8 to 64 cores, cluster_scaling.md and cluster_scaling.png
 
-docs/scaling.md explains the model and what it says. Namespaces need root and iproute2; compute and report do not.
+docs/scaling.md explains the model. Namespaces need root and iproute2; compute and report do not.
 """
 
 from __future__ import annotations

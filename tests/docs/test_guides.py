@@ -24,7 +24,9 @@ from tests.runs import PROJECT, record, rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
-GUIDE, REFERENCE, BENCHMARKING = (PROJECT / f"docs/{name}.md" for name in ("guide", "reference", "benchmarking"))
+GUIDE, REFERENCE, BENCHMARKING = (
+    PROJECT / f"docs/{name}.md" for name in ("guide", "reference", "benchmarking")
+)
 # Their examples are run by tests/test_guide_examples.py.
 WALKED = [each for each in guide.GUIDES if each.name != "CONTRIBUTING.md"]
 # Runs of several processes that later commands read, and whose files are compared with the tables.
