@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcb.cli.command import Parser, count, exit_code
+from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.yaml_file import parse_assignments, parse_settings
 from rlcb.errors import EXIT_FAILED, Interrupted, UsageError
 from rlcb.processes.machine_lock import Lock, machine_lock_path
@@ -17,7 +18,7 @@ from rlcb.study.console import Outcome, StudyProgress, print_outcomes, print_pla
 from rlcb.study.folder import StudyFolder, open_study, read_study_file
 from rlcb.study.runner import Runner, in_turn
 from rlcb.study.state import State
-from rlcb.study.study import ALGORITHMS, MODES, PlannedRun, Study
+from rlcb.study.study import PlannedRun, Study
 
 DESCRIPTION = """
 Run algorithms x modes x environments x seeds one after another, each with the
@@ -88,7 +89,7 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
         "--modes",
         nargs="+",
         type=str.lower,
-        choices=MODES,
+        choices=ONE_MACHINE,
         metavar="NAME",
         help="sequential parallel (default: both; A3C has no sequential one)",
     )

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from rlcb import cpu
 from rlcb.cli.command import Parser, count
+from rlcb.config.algorithms import ALGORITHMS
 from rlcb.config.budget import DEFAULT_HOURS
 from rlcb.config.config import flat_settings
 from rlcb.config.settings import EnvConfig
@@ -131,7 +132,7 @@ def add_process_flags(parser: Parser, algorithm: str, mode: str, num_workers: in
     """Add how many processes there are. What a script does not have is understood, to be refused with a
     reason, but not shown."""
     each = " of each node" if mode == "distributed" else ""
-    has_actors = algorithm == "impala" and mode != "sequential"
+    has_actors = ALGORITHMS[algorithm].has_actors and mode != "sequential"
     default = " (default: one per core)" if mode == "distributed" else bracketed(num_workers)
     workers = f"processes{each} that step environments and learn{default}"
     actors = f"processes{each} that step environments (default: measured at the start)"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcb.cli.command import Parser, exit_code
+from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.errors import EXIT_FAILED, Interrupted
 from rlcb.machine.profile import profiles_folder
 from rlcb.processes.subprocesses import Stop
@@ -23,7 +24,6 @@ from rlcb.profiling.request import (
     traced_configuration,
     write_setup,
 )
-from rlcb.study.study import ALGORITHMS, MODES
 
 DESCRIPTION = """
 Know your machine: measure, in two to three minutes, what limits training here
@@ -83,9 +83,9 @@ def add_subject(parser: Parser) -> None:
         "--modes",
         nargs="+",
         type=str.lower,
-        choices=MODES,
+        choices=ONE_MACHINE,
         metavar="NAME",
-        help=f"{' '.join(MODES)} (default: both)",
+        help=f"{' '.join(ONE_MACHINE)} (default: both)",
     )
     add(
         "--set",

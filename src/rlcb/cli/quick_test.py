@@ -255,10 +255,10 @@ def check_learning(report: Report, folder: Path) -> None:
 
     def find() -> str:
         import rlcb.training.trainer  # noqa: F401 - and with it all that every algorithm needs
-        from rlcb.training.base import ALGORITHMS
+        from rlcb.training.base import UPDATES
 
         cpu.set_torch_threads(cpu.choose_threads(None))
-        algorithms.extend(ALGORITHMS)
+        algorithms.extend(UPDATES)
         return ", ".join(name.upper() for name in algorithms)
 
     if not report.run("algorithms", find):

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcb.comparison.runs import Run
+from rlcb.config.algorithms import ALGORITHMS, MODES
 from rlcb.config.games import procgen_game
 from rlcb.errors import UsageError
 
-ALGORITHMS = ("ppo", "a2c", "a3c", "impala")
-MODES = ("sequential", "parallel", "distributed")
 # Settings that do not make another experiment: the seed, the game (groups of one variant play several) and
 # where files go and which nodes take part.
 APART = (
@@ -147,7 +146,7 @@ def _order(place: int, run: Run) -> tuple[Any, ...]:
         return names.index(name) if name in names else len(names)
 
     seed = -1 if run.seed is None else run.seed
-    return place, rank(ALGORITHMS, run.algorithm), rank(MODES, run.mode), seed, str(run.path)
+    return place, rank(tuple(ALGORITHMS), run.algorithm), rank(MODES, run.mode), seed, str(run.path)
 
 
 def group_runs(runs: Sequence[tuple[int, Run]]) -> list[Group]:

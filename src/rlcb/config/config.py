@@ -8,10 +8,11 @@ config/yaml_file.py reads and writes configurations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
+from rlcb.config.algorithms import ALGORITHMS, Algorithm, AlgorithmName, Mode
 from rlcb.config.games import procgen_game
 from rlcb.config.settings import (
     ClusterConfig,
@@ -26,18 +27,13 @@ from rlcb.config.settings import (
 )
 from rlcb.cpu import usable_cores, usable_memory
 
-Algorithm = Literal["ppo", "a2c", "a3c", "impala"]
-Mode = Literal["sequential", "parallel", "distributed"]
-
 MAX_GROUP_SIZE = 8
-# Learn once from what they did, by the parameters that acted: passes for acting can be those for learning.
-LEARN_AS_THEY_ACTED = ("a2c", "a3c")
 
 
 class Config(Section):
     """Everything that a run depends on. `Config.model_dump()` written as YAML reproduces it."""
 
-    algorithm: Algorithm = "ppo"
+    algorithm: AlgorithmName = "ppo"
     mode: Mode = "sequential"
     env: EnvConfig = Field(default_factory=lambda: EnvConfig.model_validate({}))
     model: ModelConfig = ModelConfig()
@@ -49,9 +45,14 @@ class Config(Section):
     logging: LoggingConfig = LoggingConfig()
 
     @property
+    def traits(self) -> Algorithm:
+        """The registry's entry of the algorithm."""
+        return ALGORITHMS[self.algorithm]
+
+    @property
     def has_actors(self) -> bool:
-        """Whether other processes step the environments than learn."""
-        return self.algorithm == "impala" and self.mode != "sequential"
+        """Whether actors and learners are different processes."""
+        return self.traits.has_actors and self.mode != "sequential"
 
     @property
     def timesteps_per_update(self) -> int:
@@ -59,7 +60,7 @@ class Config(Section):
         a batch of unrolls."""
         if self.has_actors and self.training.batch_size is not None:
             return self.training.batch_size
-        num_envs = self.envs_per_process if self.algorithm == "a3c" else self.env.num_envs
+        num_envs = self.envs_per_process if self.traits.is_asynchronous else self.env.num_envs
         return self.training.n_steps * num_envs
 
     @property
@@ -191,15 +192,15 @@ class Config(Section):
                 f"parallel.timeout_seconds = {self.parallel.timeout_seconds:g}: the distributed mode has "
                 "cluster.timeout_seconds instead"
             )
-        elif self.algorithm == "a3c":
+        elif self.traits.is_asynchronous:
             raise ValueError("A3C shares its parameters in the memory of one machine: use mode parallel")
 
     def _check_algorithm(self) -> None:
-        if self.hardware.keep_acting_passes and self.algorithm not in LEARN_AS_THEY_ACTED:
+        if self.hardware.keep_acting_passes and not self.traits.caches_activations:
             raise ValueError("hardware.keep_acting_passes = true: only A2C and A3C learn as they acted")
-        if self.algorithm == "ppo":
+        if self.traits.has_minibatches:
             return
-        name, training = self.algorithm.upper(), self.training
+        name, training = self.traits.label, self.training
         if training.n_epochs != 1:
             raise ValueError(
                 f"training.n_epochs = {training.n_epochs}: {name} uses a rollout once, so it must be 1"
@@ -216,7 +217,7 @@ class Config(Section):
         if self.algorithm == "a3c" and self.mode == "sequential":
             raise ValueError("A3C is asynchronous: one sequential A3C worker is A2C, so use A2C")
         check_every = self.parallel.check_every
-        if self.algorithm == "a3c" and check_every != ParallelConfig().check_every:
+        if self.traits.is_asynchronous and check_every != ParallelConfig().check_every:
             raise ValueError(
                 f"parallel.check_every = {check_every}: A3C's workers never hold the same parameters, so "
                 "nothing is checked; leave it out"
@@ -305,7 +306,7 @@ PASSES_SHARE = 0.25  # of the memory: what kept passes may take where nothing is
 
 def caches_activations(config: Config, sample_bytes: int) -> bool:
     """Whether they are kept, if what is kept of a sample takes so many bytes; 0 where there is nothing."""
-    if config.algorithm not in LEARN_AS_THEY_ACTED or not sample_bytes:
+    if not config.traits.caches_activations or not sample_bytes:
         return False
     if config.hardware.keep_acting_passes is not None:
         return config.hardware.keep_acting_passes

@@ -44,7 +44,7 @@ def module_of(config: Config) -> str:
         return ACTORS_AND_LEARNERS
     if config.mode == "distributed":
         return DISTRIBUTED
-    return ASYNCHRONOUS if config.algorithm == "a3c" else DATA_PARALLEL
+    return ASYNCHRONOUS if config.traits.is_asynchronous else DATA_PARALLEL
 
 
 @dataclass(frozen=True)

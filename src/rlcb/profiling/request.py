@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.config import Config, flat_settings
 from rlcb.config.games import GAMES, canonical_id, check_environment, procgen_game
 from rlcb.config.settings import EnvConfig
@@ -25,7 +26,6 @@ from rlcb.errors import RunError, UsageError
 from rlcb.machine.profile import Profile, Setup, env_key, resolved_model
 from rlcb.paths import PROJECT, default_config_path
 from rlcb.profiling.advice import describe_setup, settings_of
-from rlcb.study.study import ALGORITHMS, MODES, NO_SUCH_RUN
 
 COMMENT = 30  # the column of comments in config/*.yaml
 NAMES = {
@@ -145,8 +145,8 @@ Pair = tuple[str, str]
 
 def selected_pairs(arguments: argparse.Namespace) -> list[Pair]:
     """The algorithms and modes that are meant. Raises UsageError if there are none."""
-    algorithms, modes = arguments.algorithms or ALGORITHMS, arguments.modes or MODES
-    pairs = [(a, m) for a in algorithms for m in modes if (a, m) not in NO_SUCH_RUN]
+    algorithms, modes = arguments.algorithms or ALGORITHMS, arguments.modes or ONE_MACHINE
+    pairs = [(a, m) for a in algorithms for m in modes if m in ALGORITHMS[a].modes]
     if not pairs:
         raise UsageError("--algorithms a3c --modes sequential: one sequential A3C worker is A2C")
     return pairs
@@ -234,8 +234,7 @@ def traced_configuration(arguments: argparse.Namespace) -> Config:
 def traced_pair(name: str) -> Pair:
     """The algorithm and mode of --trace. Raises UsageError."""
     algorithm, _, mode = name.lower().partition("_")
-    known = [(a, m) for a in ALGORITHMS for m in MODES if (a, m) not in NO_SUCH_RUN]
-    known += [(a, "distributed") for a in ALGORITHMS if default_config_path(a, "distributed").exists()]
+    known = [(name, mode) for name, algorithm in ALGORITHMS.items() for mode in algorithm.modes]
     if (algorithm, mode) not in known:
         possible = ", ".join("_".join(pair) for pair in known)
         raise UsageError(f"--trace {name}: possible are {possible}")

@@ -12,11 +12,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.config import Config, flat_settings
 from rlcb.cpu import describe_machine, usable_cores
 from rlcb.study.folder import StudyFolder
 from rlcb.study.state import Estimate, State
-from rlcb.study.study import MODES, PlannedRun
+from rlcb.study.study import PlannedRun
 from rlcb.text import WIDTH, clock, counted
 
 LINE_SECONDS = 60.0
@@ -132,13 +133,13 @@ def _unlike(folder: StudyFolder) -> list[str]:
     """Settings of learning that differ between the modes of an algorithm."""
     configs, notes = _configs(folder), []
     for algorithm in folder.study.algorithms:
-        if not {(algorithm, mode) for mode in MODES} <= configs.keys():
+        if not {(algorithm, mode) for mode in ONE_MACHINE} <= configs.keys():
             continue
-        one, other = (flat_settings(configs[algorithm, mode]) for mode in MODES)
+        one, other = (flat_settings(configs[algorithm, mode]) for mode in ONE_MACHINE)
         for key, value in one.items():
             if key.startswith(LEARNING) and value != other[key]:
                 notes.append(
-                    f"{algorithm.upper()}: {key} is {value} {MODES[0]}, {other[key]} {MODES[1]}; alike with"
+                    f"{ALGORITHMS[algorithm].label}: {key} is {value} sequential, {other[key]} parallel; alike with"
                 )
                 notes.append(f"--set {algorithm}:{key}={value}")
     return notes

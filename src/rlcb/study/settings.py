@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.config import Config
 from rlcb.config.games import check_environment
 from rlcb.config.yaml_file import build_config, read_config_file, set_value
 from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
-from rlcb.study.study import ALGORITHMS, MODES, PlannedRun, Study
+from rlcb.study.study import PlannedRun, Study
 
 # What the matrix or the folder of a run decides.
 RESERVED = {
@@ -39,7 +40,7 @@ def check_scopes(study: Study) -> None:
             raise UsageError(f"--set {key}: {name} belongs to the study; use {RESERVED[name]}")
         scopes.append(("--set", scope, key))
     for flag, scope, text in scopes:
-        if flag == "--config" and (not scope or scope in MODES):
+        if flag == "--config" and (not scope or scope in ONE_MACHINE):
             raise UsageError(f"--config {text}: expected ALGORITHM=FILE or ALGORITHM_MODE=FILE")
         if not any(fits(scope, *pair) for pair in study.configurations):
             raise UsageError(

@@ -15,17 +15,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
+from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName
 from rlcb.config.budget import DEFAULT_HOURS
 from rlcb.config.games import canonical_id, procgen_game
 from rlcb.config.settings import Coefficient, Count, NonNegative, PositiveFloat, Section
 from rlcb.config.yaml_file import describe_validation_error
 from rlcb.errors import UsageError
 
-ALGORITHMS = ("ppo", "impala", "a2c", "a3c")
-MODES = ("sequential", "parallel")
 # Names that the scripts for a given wall-clock time had before there were other algorithms.
 OLD_NAMES = {("ppo", "sequential"): "train_timed.py", ("ppo", "parallel"): "train_parallel_timed.py"}
-NO_SUCH_RUN = {("a3c", "sequential"): "one sequential A3C worker is A2C"}
 
 
 def _lower(text: Any) -> Any:
@@ -73,7 +71,7 @@ class PlannedRun:
 class Study(Section):
     """The settings of a study. In study.yaml and in a file for --study each has the name of its flag."""
 
-    algorithms: Annotated[list[Literal["ppo", "impala", "a2c", "a3c"]], NotEmpty, Once]
+    algorithms: Annotated[list[AlgorithmName], NotEmpty, Once]
     modes: Annotated[list[Literal["sequential", "parallel"]], NotEmpty, Once] = Field(
         default=["sequential", "parallel"]
     )
@@ -153,12 +151,12 @@ class Study(Section):
     @property
     def configurations(self) -> list[tuple[str, str]]:
         """Algorithm and mode of every configuration that exists."""
-        return [pair for pair in self._pairs() if pair not in NO_SUCH_RUN]
+        return [pair for pair in self._pairs() if pair not in WHY_NOT]
 
     @property
     def left_out(self) -> list[str]:
         """What the matrix asks for and does not exist, with the reason."""
-        return [f"{a.upper()} {m} ({NO_SUCH_RUN[a, m]})" for a, m in self._pairs() if (a, m) in NO_SUCH_RUN]
+        return [f"{ALGORITHMS[a].label} {m} ({WHY_NOT[a, m]})" for a, m in self._pairs() if (a, m) in WHY_NOT]
 
     def _pairs(self) -> list[tuple[str, str]]:
         return [(algorithm, mode) for algorithm in self.algorithms for mode in self.modes]

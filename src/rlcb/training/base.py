@@ -24,7 +24,7 @@ from rlcb.rl.timing import PhaseTimer
 
 logger = logging.getLogger(__name__)
 
-ALGORITHMS: dict[str, Any] = {"ppo": ppo, "a2c": a2c, "a3c": a2c, "impala": impala}
+UPDATES: dict[str, Any] = {"ppo": ppo, "a2c": a2c, "a3c": a2c, "impala": impala}
 
 
 @dataclass
@@ -68,7 +68,7 @@ class LearningProcess:
         self.microbatch_size = config.hardware.microbatch_size or cpu.suggested_microbatch(
             largest_activation_bytes(config.model, spaces)
         )
-        self.algorithm = ALGORITHMS[config.algorithm]
+        self.algorithm = UPDATES[config.algorithm]
         self.learner = Learner(
             self.model,
             config.training,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rlcb import seeding
-from rlcb.config.config import LEARN_AS_THEY_ACTED, Config, caches_activations
+from rlcb.config.config import Config, caches_activations
 from rlcb.envs.vector_env import make_vector_env, native_threads, spaces_of
 from rlcb.errors import UsageError
 from rlcb.rl import a2c
@@ -73,7 +73,7 @@ class Trainer(LearningProcess):
 
     def _passes(self, heartbeat: Callable[[], None]) -> ActivationCache | None:
         """Where the passes of acting are kept, if they are. Raises UsageError if that is not possible."""
-        if self.config.algorithm not in LEARN_AS_THEY_ACTED:
+        if not self.config.traits.caches_activations:
             return None
         size = activation_bytes(self.model)
         if self.config.hardware.keep_acting_passes and not size:
