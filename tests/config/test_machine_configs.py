@@ -151,7 +151,7 @@ def head_of(path: Path) -> str:
 def test_a_file_says_in_its_head_where_its_values_come_from(path: Path) -> None:
     _, said, origin = head_of(path).partition("Where the values come from: ")
     assert said and origin
-    for name in re.findall(r"(?:config|docs)/[\w.]+", origin):
+    for name in re.findall(r"(?<![\w/])(?:config|docs|src)/[\w./]+", origin):
         assert (runs.PROJECT / name.rstrip(".")).exists(), name
 
 
