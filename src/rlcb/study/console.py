@@ -139,7 +139,8 @@ def _unlike(folder: StudyFolder) -> list[str]:
         for key, value in one.items():
             if key.startswith(LEARNING) and value != other[key]:
                 notes.append(
-                    f"{ALGORITHMS[algorithm].label}: {key} is {value} sequential, {other[key]} parallel; alike with"
+                    f"{ALGORITHMS[algorithm].label}: {key} is {value} sequential, {other[key]} parallel; "
+                    "alike with"
                 )
                 notes.append(f"--set {algorithm}:{key}={value}")
     return notes
