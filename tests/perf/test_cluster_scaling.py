@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from perf.cluster_scaling_cable import VNET_HEADER, wire_bytes
-from perf.cluster_scaling_data import slope
-from perf.cluster_scaling_model import (
+from perf.cluster_scaling.cable import VNET_HEADER, wire_bytes
+from perf.cluster_scaling.data import slope
+from perf.cluster_scaling.model import (
     Computing,
     Machine,
     Options,
@@ -26,7 +26,7 @@ from perf.cluster_scaling_model import (
     small_parts,
     small_sums,
 )
-from perf.cluster_scaling_ring import Hop, Sharing, fit_hop, hierarchical_parts, link_hop, ring_parts
+from perf.cluster_scaling.ring import Hop, Sharing, fit_hop, hierarchical_parts, link_hop, ring_parts
 
 NET, LOCAL = Hop(1e-3, 1e8), Hop(1e-4, 1e9)
 NO_COST = Hop(0.0, math.inf)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perf import cluster_scaling_grid
-from perf.cluster_scaling_data import Data, link_name, load, merge
-from perf.cluster_scaling_grid import (
+from perf.cluster_scaling import grid as grid_module
+from perf.cluster_scaling.data import Data, link_name, load, merge
+from perf.cluster_scaling.grid import (
     AS_IT_IS,
     FIXED,
     GROWING,
@@ -22,10 +22,10 @@ from perf.cluster_scaling_grid import (
     with_threads,
     workload_of,
 )
-from perf.cluster_scaling_model import Workload, minibatches, predict
-from perf.cluster_scaling_pieces import mean_of
-from perf.cluster_scaling_reduce import hidden_share
-from perf.cluster_scaling_report import parse_link, report
+from perf.cluster_scaling.model import Workload, minibatches, predict
+from perf.cluster_scaling.pieces import mean_of
+from perf.cluster_scaling.reduce import hidden_share
+from perf.cluster_scaling.report import parse_link, report
 from tests.perf.test_cluster_scaling import A2C, COMPUTING, LEARN, MACHINE, NET, STEP
 
 
@@ -68,7 +68,7 @@ def test_work_grows_with_the_cluster_and_minibatches_with_it_or_not() -> None:
     assert workload_of(FIXED, ranks=4).batch_size == 8192
     assert minibatches(workload_of(GROWING, 64), 64) == minibatches(workload_of(GROWING, 8), 8) == 32
     assert minibatches(workload_of(FIXED, 64), 64) == 4 * 16
-    assert workload_of(cluster_scaling_grid.A2C, ranks=2, envs=32).samples == 32 * 16
+    assert workload_of(grid_module.A2C, ranks=2, envs=32).samples == 32 * 16
 
 
 def test_a_rank_of_two_threads_is_faster_by_what_they_are_worth() -> None:

@@ -34,7 +34,7 @@ START_SECONDS = 120.0
 
 
 def measure_network(network: str, cores: list[int], seconds: float = PIECE_SECONDS) -> dict[str, Any]:
-    """The parts of perf.cluster_scaling_model.Computing: means over one process on each core. And
+    """The parts of perf.cluster_scaling.model.Computing: means over one process on each core. And
     `thread_efficiency`, what each thread of one process on all cores is worth.
 
     `seconds` is how long each piece is repeated.
@@ -48,7 +48,7 @@ def measure_network(network: str, cores: list[int], seconds: float = PIECE_SECON
 
 
 def measure_machine(cores: list[int], seconds: float = PIECE_SECONDS) -> dict[str, Any]:
-    """`index_seconds` and `sharing` of perf.cluster_scaling_model.Machine, and `state_bytes`, of an
+    """`index_seconds` and `sharing` of perf.cluster_scaling.model.Machine, and `state_bytes`, of an
     environment in a snapshot."""
     return mean_of(on_cores(partial(machine_pieces, seconds), cores))
 

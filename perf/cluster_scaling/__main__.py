@@ -26,11 +26,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from perf import cluster_scaling_check as checks
-from perf import cluster_scaling_pieces as pieces
-from perf.cluster_scaling_data import link_name, load, merge
-from perf.cluster_scaling_link import hosts, require_namespaces, this_machine
-from perf.cluster_scaling_reduce import SMALL, all_reduce_times
+from perf.cluster_scaling import check as checks
+from perf.cluster_scaling import pieces
+from perf.cluster_scaling.data import link_name, load, merge
+from perf.cluster_scaling.link import hosts, require_namespaces, this_machine
+from perf.cluster_scaling.reduce import SMALL, all_reduce_times
 from perf.measure import RESULTS
 
 PARTS = ("compute", "links", "check", "report")
@@ -110,6 +110,7 @@ def measure_check(quick: bool, folder: Path, wanted: str, rounds: int) -> dict[s
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
+        prog="python -m perf.cluster_scaling",
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="parts to do")
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = options.output_dir or (Path("cluster_scaling_quick") if options.quick else RESULTS)
     if os.geteuid() != 0 and {"links", "check"} & set(options.only):
         sys.exit("perf.cluster_scaling: links and check need root, for network namespaces; see --only")
-    from perf.cluster_scaling_report import report
+    from perf.cluster_scaling.report import report
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # namespaces are removed then
     work: dict[str, Callable[[], dict[str, Any]]] = {

@@ -1,6 +1,6 @@
 """How long gloo's all-reduce takes between ranks on hosts that links join.
 
-    python -m perf.cluster_scaling_reduce --rank 0 --size 2 --address ... --port ... --device ... --bytes ...
+    python -m perf.cluster_scaling.reduce --rank 0 --size 2 --address ... --port ... --device ... --bytes ...
 
 is one rank. Before each all-reduce the ranks compute for a moment, as they do in training: what they send is
 in no cache any more, and the threads that send it have been asleep.
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perf.cluster_scaling_link import Hosts
+from perf.cluster_scaling.link import Hosts
 from perf.training_runs import environment
 from rlcb.paths import PROJECT
 from tests.cluster_runs import free_port
@@ -60,7 +60,7 @@ def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds:
             # More ranks than cores go where there is room at the moment.
             pinned = ["taskset", "-c", cores[rank]] if ranks <= len(cores) else []
             words = [*hosts.enter(rank // per_host), *pinned, sys.executable]
-            words += ["-m", "perf.cluster_scaling_reduce", "--rank", rank, *place, "--seconds", seconds]
+            words += ["-m", "perf.cluster_scaling.reduce", "--rank", rank, *place, "--seconds", seconds]
             words += ["--bytes", *sizes]
             processes.append(
                 subprocess.Popen(

@@ -1,6 +1,6 @@
 """A cable between two hosts that delays: what leaves one TUN device is handed to another one later.
 
-    python -m perf.cluster_scaling_cable DEVICE DEVICE --rate BITS --delay SECONDS
+    python -m perf.cluster_scaling.cable DEVICE DEVICE --rate BITS --delay SECONDS
 
 Each packet is held back for as long as a cable of that rate and delay would take. Packets stay as large as
 the sender's kernel makes them, up to 64 KB, as they do on their way to a network card that cuts them up; so

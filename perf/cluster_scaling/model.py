@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
-from perf.cluster_scaling_ring import Hop, Points, Sharing, add, hierarchical_parts, ring_parts
+from perf.cluster_scaling.ring import Hop, Points, Sharing, add, hierarchical_parts, ring_parts
 
 BACKWARD_SHARE = 2 / 3  # of forward and backward pass together
 BUSY = ("act", "learn", "rest", "crowd")  # the parts of an update in which a core computes

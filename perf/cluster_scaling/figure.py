@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perf.cluster_scaling_data import link_name
-from perf.cluster_scaling_grid import (
+from perf.cluster_scaling.data import link_name
+from perf.cluster_scaling.grid import (
     A2C,
     AS_IT_IS,
     COSTS,
@@ -19,7 +19,7 @@ from perf.cluster_scaling_grid import (
     Grid,
     costs,
 )
-from perf.cluster_scaling_ring import hierarchical_parts, link_hop, ring_parts
+from perf.cluster_scaling.ring import hierarchical_parts, link_hop, ring_parts
 from rlcb.plots.style import BLUE, GREEN, GREY, INK, STYLE, VERMILION
 from rlcb.text import count_text
 

@@ -11,8 +11,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from perf.cluster_scaling_model import Computing, Machine
-from perf.cluster_scaling_ring import Points, Sharing, fit_hop
+from perf.cluster_scaling.model import Computing, Machine
+from perf.cluster_scaling.ring import Points, Sharing, fit_hop
 from rlcb.cpu import describe_machine
 from rlcb.files import write_json
 from rlcb.software import describe_software

@@ -8,10 +8,10 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from perf.cluster_scaling_data import NAME, Data, link_name
-from perf.cluster_scaling_figure import draw
-from perf.cluster_scaling_grid import COSTS, HALF, KINDS, LINKS, NODES, WAYS, Grid, costs, first_below
-from perf.cluster_scaling_ring import link_hop, ring_parts
+from perf.cluster_scaling.data import NAME, Data, link_name
+from perf.cluster_scaling.figure import draw
+from perf.cluster_scaling.grid import COSTS, HALF, KINDS, LINKS, NODES, WAYS, Grid, costs, first_below
+from perf.cluster_scaling.ring import link_hop, ring_parts
 from rlcb.cpu import describe_machine
 from rlcb.software import describe_software
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import psutil
 
-from perf.cluster_scaling_data import link_name
-from perf.cluster_scaling_link import Hosts, hosts
-from perf.cluster_scaling_model import Computing, Machine, Options, Prediction, Workload, predict
-from perf.cluster_scaling_ring import Hop, Points, fit_hop
+from perf.cluster_scaling.data import link_name
+from perf.cluster_scaling.link import Hosts, hosts
+from perf.cluster_scaling.model import Computing, Machine, Options, Prediction, Workload, predict
+from perf.cluster_scaling.ring import Hop, Points, fit_hop
 from perf.training_runs import Result, command, environment, read
 from rlcb.paths import PROJECT
 from tests.cluster_runs import free_port

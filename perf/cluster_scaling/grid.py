@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perf.cluster_scaling_data import Data, link_name
-from perf.cluster_scaling_model import Computing, Options, Prediction, Workload, ideal_fps, predict
-from perf.cluster_scaling_ring import Points, link_hop
+from perf.cluster_scaling.data import Data, link_name
+from perf.cluster_scaling.model import Computing, Options, Prediction, Workload, ideal_fps, predict
+from perf.cluster_scaling.ring import Points, link_hop
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
 CORES = (8, 16, 32, 64)

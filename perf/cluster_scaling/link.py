@@ -2,7 +2,7 @@
 
 Without a delay the hosts hang on a switch, each by a cable that the kernel limits (`tc ... tbf`). Kernels may
 lack the means to delay packets (`netem`), so two hosts with a delay between them are joined by a program
-(perf/cluster_scaling_cable.py).
+(perf/cluster_scaling/cable.py).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _join_by_switch(switch: str, names: tuple[str, ...], rate: float) -> None:
 @contextlib.contextmanager
 def _joined_by_program(names: tuple[str, ...], rate: float, delay: float) -> Iterator[None]:
     devices = [f"{PREFIX}{os.getpid()}{letter}" for letter in "ab"]
-    words = [sys.executable, "-m", "perf.cluster_scaling_cable", *devices]
+    words = [sys.executable, "-m", "perf.cluster_scaling.cable", *devices]
     words += ["--rate", str(rate), "--delay", str(delay)]
     program = subprocess.Popen(words, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
     try:
