@@ -111,7 +111,8 @@ def measure_check(quick: bool, folder: Path, wanted: str, rounds: int) -> dict[s
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m perf.cluster_scaling",
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help="parts to do")
     parser.add_argument("--quick", action="store_true", help="briefly; the figures are not worth keeping")
