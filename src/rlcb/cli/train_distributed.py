@@ -98,7 +98,13 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
         world = replace(world, num_workers=config.learners_per_node)
     if world.node_rank > 0:
         print(describe_node(config, world), flush=True)
-    return train_on_node(config, folder, num_threads, resume, arguments.overwrite, world, calibration)
+    module = worker_module(config)
+    return train_on_node(config, folder, num_threads, resume, arguments.overwrite, module, world, calibration)
+
+
+def worker_module(config: Config) -> str:
+    """The module whose `work` the workers of a node call. Only they import it: it loads torch."""
+    return "rlcb.cluster.impala_workers" if config.has_actors else "rlcb.cluster.rank"
 
 
 def tell_others(config: Config, world: World, text: str) -> None:

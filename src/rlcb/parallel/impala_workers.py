@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlcb.cluster.rank import work as learn_as_rank
 from rlcb.config.config import Config
 from rlcb.parallel.data_parallel import meet
 from rlcb.parallel.impala_actor import Actor
@@ -24,24 +23,27 @@ from rlcb.training.run import Process, train
 
 
 def work(job: Job, link: Link) -> int:
-    """Be the learner or the actor that the rank says."""
-    config, queues = job.config, tuple(SlotQueue(ends) for ends in job.queues)
+    """Run this process's part, a learner or an actor, until training ends; returns the exit code."""
+    config, queues = job.config, slot_queues(job)
     if link.rank >= config.learners_per_node:
         return act(job, link, queues)
-    if job.world is not None:
-        return learn_as_rank(job, link, maker(job, link, queues))
     process = Process(
         join_learners(config, link),
         link.check,
         lambda size: link.shared_memory(config.parallel, size),
-        maker(job, link, queues),
+        learner_maker(job, link, queues),
         job.root_process,
         on_taken=link.has_taken,
     )
     return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
 
 
-def maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., ImpalaLearner]:
+def slot_queues(job: Job) -> tuple[SlotQueue, ...]:
+    """The queue of slots that actors may write, and the queue of slots that they have written."""
+    return tuple(SlotQueue(ends) for ends in job.queues)
+
+
+def learner_maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., ImpalaLearner]:
     """What makes this node's learner once the first actor has said what its environments are like, and all
     have made theirs: a run that cannot begin takes no folder."""
 

@@ -23,7 +23,7 @@ from rlcb.errors import Interrupted, RunError, UsageError
 from rlcb.parallel.calibration import Calibration, calibrate
 from rlcb.parallel.forkserver import worker_context
 from rlcb.parallel.heartbeat import ABORT, Heartbeats
-from rlcb.parallel.worker import Job, Link, module_of, worker_main
+from rlcb.parallel.worker import Job, Link, worker_main
 from rlcb.parallel.world import World, host_name
 from rlcb.processes.signals import StopSignal
 from rlcb.processes.suspend_clock import SuspendClock
@@ -55,7 +55,15 @@ def train_in_workers(
                 config, calibration = calibrate(config, stop.check)
             except Interrupted as interruption:
                 return interruption.exit_code
-    return train_on_node(config, folder, num_threads, resume, overwrite, None, calibration)
+    module = worker_module(config)
+    return train_on_node(config, folder, num_threads, resume, overwrite, module, None, calibration)
+
+
+def worker_module(config: Config) -> str:
+    """The module whose `work` the workers of a parallel run call. Only they import it: it loads torch."""
+    if config.has_actors:
+        return "rlcb.parallel.impala_workers"
+    return "rlcb.parallel.a3c" if config.algorithm == "a3c" else "rlcb.parallel.data_parallel"
 
 
 def train_on_node(
@@ -64,16 +72,21 @@ def train_on_node(
     num_threads: int,
     resume: bool,
     overwrite: bool,
+    module: str,
     world: World | None,
     calibration: Calibration | None = None,
 ) -> int:
-    """The same with the processes of one node of a distributed run, whose place in it is `world`."""
+    """Train with this machine's worker processes, each of which runs the function `work` of `module`.
+
+    `world` is this node's place in a distributed run. Returns the exit code. Raises UsageError or RunError
+    with the message of the worker that failed.
+    """
     busy, cores = config.num_busy_processes, cpu.usable_cores()
     if busy * num_threads > cores:
         threads = counted(num_threads, "thread")
         logger.warning("%d workers of %s share %s", busy, threads, counted(cores, "usable core"))
     context = worker_context(config.env.id)
-    module, queues = module_of(config), None
+    queues = None
     if config.has_actors:
         queues = context.Pipe(duplex=False), context.Pipe(duplex=False)
     with StopSignal.blocked():  # it starts a process of its own that tidies up after it

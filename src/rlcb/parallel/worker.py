@@ -30,21 +30,7 @@ from rlcb.processes.shared_memory import map_shared, open_rollout
 from rlcb.processes.signals import StopSignal
 from rlcb.training.run_folder import RunFolder
 
-# What a worker does, as a module with a function `work(job, link)`; loaded in the workers only.
-DATA_PARALLEL = "rlcb.parallel.data_parallel"
-ASYNCHRONOUS = "rlcb.parallel.a3c"
-ACTORS_AND_LEARNERS = "rlcb.parallel.impala_workers"
-DISTRIBUTED = "rlcb.cluster.rank"
 POLL_SECONDS = 0.2  # how often who waits for a message looks whether the run goes on
-
-
-def module_of(config: Config) -> str:
-    """What the workers of a run do."""
-    if config.has_actors:
-        return ACTORS_AND_LEARNERS
-    if config.mode == "distributed":
-        return DISTRIBUTED
-    return ASYNCHRONOUS if config.traits.is_asynchronous else DATA_PARALLEL
 
 
 @dataclass(frozen=True)
@@ -52,7 +38,7 @@ class Job:
     """What a worker is told."""
 
     module: str
-    """What the worker does."""
+    """The module whose function `work(job, link)` the worker runs; imported in the worker only."""
     lock: Any
     """One for all workers."""
     queues: Any

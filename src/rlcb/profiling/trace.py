@@ -23,7 +23,7 @@ from rlcb.cpu import prepare_process
 from rlcb.errors import RunError
 from rlcb.files import write_atomically, write_json
 from rlcb.parallel import supervisor
-from rlcb.parallel.worker import Job, Link, module_of
+from rlcb.parallel.worker import Job, Link
 from rlcb.paths import PROJECT
 from rlcb.processes.subprocesses import Stop, describe_exit, run_logged
 from rlcb.profiling.short_runs import IN_ITS_FOLDER
@@ -93,8 +93,18 @@ def work(job: Job, link: Link) -> int:
         watch_learner(job.config, job.folder.root.parent)
     elif job.config.has_actors and link.rank == job.config.num_learners:
         watch_actor(job.folder.root.parent)
-    code: int = importlib.import_module(module_of(job.config)).work(job, link)
+    module = worker_module(job.config)
+    code: int = importlib.import_module(module).work(job, link)
     return code
+
+
+def worker_module(config: Config) -> str:
+    """The module whose `work` a worker of this run calls when it is not traced."""
+    from rlcb.cli import train_distributed
+
+    if config.mode == "distributed":
+        return train_distributed.worker_module(config)
+    return supervisor.worker_module(config)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -112,9 +122,9 @@ def run(settings: Path, parent: Path) -> int:
 
         watch_learner(config, parent)
         return train_in_one_process(config, folder, num_threads, False, False)
-    supervisor.module_of = lambda config: MODULE  # type: ignore[attr-defined]
     if config.mode == "distributed":
         return train_on_one_node(config, settings, folder.root)
+    supervisor.worker_module = lambda config: MODULE
     return supervisor.train_in_workers(config, folder, num_threads, False, False)
 
 
@@ -122,6 +132,7 @@ def train_on_one_node(config: Config, settings: Path, root: Path) -> int:
     """A distributed run with this machine as its only node."""
     from rlcb.cli import train_distributed
 
+    train_distributed.worker_module = lambda config: MODULE
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     node = ("--num-nodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port))
