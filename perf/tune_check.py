@@ -26,7 +26,7 @@ from rlcb import cpu
 from rlcb.cli.command import exit_code
 from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config, read_config_file, set_value
-from rlcb.machine.limits import microbatch_samples, share_of_minibatch
+from rlcb.machine.limits import samples_per_pass, samples_per_process
 from rlcb.machine.profile import Profile, Setup
 from rlcb.paths import default_config_path
 from rlcb.processes.machine_lock import Lock, machine_lock_path
@@ -83,8 +83,8 @@ def divisions(config: Config, cores: int) -> list[dict[str, int]]:
 def program(config: Config, setup: Setup) -> tuple[int | None, ...]:
     """What tells runs of two setups apart: a microbatch larger than what a process learns from is the same
     as all of that."""
-    share = share_of_minibatch(with_envs(config, setup.num_envs), setup.learners or setup.processes)
-    samples = microbatch_samples(config, setup.microbatch_size, share)
+    share = samples_per_process(with_envs(config, setup.num_envs), setup.learners or setup.processes)
+    samples = samples_per_pass(config, setup.microbatch_size, share)
     return setup.processes, setup.learners, setup.threads, setup.num_envs, samples
 
 

@@ -10,7 +10,7 @@ from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config
 from rlcb.cpu import cpu_flags, cpu_identity
 from rlcb.machine.efficiency import installed_torch
-from rlcb.machine.profile import Profile, Reached, Setup
+from rlcb.machine.profile import Profile, Setup, ShortRun
 from rlcb.profiling.advice import recommend, result_of
 
 ENV = "procgen-coinrun-v0"
@@ -114,7 +114,7 @@ def configured(algorithm: str = "ppo", mode: str = "sequential", **sections: Any
 
 def with_results() -> Profile:
     """The made-up profile with what it says of PPO, which a run has tried, and of IMPALA."""
-    reached = Reached(
+    reached = ShortRun(
         setup=recommend(profile(), configured()),
         fps=200.0,
         n_steps=64,

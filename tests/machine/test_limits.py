@@ -10,16 +10,16 @@ from rlcb.errors import UsageError
 from rlcb.machine.limits import (
     NotMeasured,
     Times,
-    at_size,
     best_times,
     data_parallel_fps,
     fastest_microbatch,
+    interpolate,
     limit,
     machine_limit,
+    mismatch_with_run,
     reduce_seconds,
-    why_not_for,
 )
-from rlcb.profiling.advice import bottleneck, describe_setup, recommend, settings_of
+from rlcb.profiling.advice import bottleneck, describe_setup, recommend, setup_settings
 from tests.profiles import configured, passes, profile
 
 # --- Limits ---
@@ -56,7 +56,7 @@ def test_the_forward_pass_is_the_fastest_of_at_most_as_many_environments_as_the_
 
 
 def test_a_profile_is_refused_for_another_network_game_difficulty_or_several_machines() -> None:
-    assert why_not_for(profile(), configured()) is None
+    assert mismatch_with_run(profile(), configured()) is None
     cases = [
         ("another network (nature, 1,000 parameters, float32)", {"model": {"architecture": "impala"}}),
         ("another network", {"model": {"hidden_size": 512}}),
@@ -70,12 +70,12 @@ def test_a_profile_is_refused_for_another_network_game_difficulty_or_several_mac
         ),
     ]
     for words, changes in cases:
-        assert words in str(why_not_for(profile(), configured(**changes)))
+        assert words in str(mismatch_with_run(profile(), configured(**changes)))
 
 
 def test_settings_that_a_network_does_not_use_make_no_difference() -> None:
     same = configured(model={"mlp_sizes": (8,), "impala_channels": (4, 4)})
-    assert why_not_for(profile(), same) is None
+    assert mismatch_with_run(profile(), same) is None
 
 
 # --- Sizes between those that were measured ---
@@ -93,7 +93,7 @@ def test_settings_that_a_network_does_not_use_make_no_difference() -> None:
     ],
 )
 def test_times_between_sizes_are_interpolated(size: Any, expected: float) -> None:
-    assert at_size({32: 3.0, 64: 2.0, 128: 1.5}, size) == pytest.approx(expected)
+    assert interpolate({32: 3.0, 64: 2.0, 128: 1.5}, size) == pytest.approx(expected)
 
 
 def test_sums_between_measured_numbers_of_processes_are_interpolated() -> None:
@@ -190,7 +190,7 @@ def test_actors_and_learners_are_split_as_the_times_say() -> None:
     # In turns on two cores: acting with 16 environments takes 0.5 ms, learning 1 ms.
     assert (setup.processes, setup.learners, setup.threads) == (2, 2, 1)
     assert setup.predicted_fps == pytest.approx(2 / (0.1e-3 + 0.4e-3 + 1.0e-3))
-    assert settings_of(setup, config) == {
+    assert setup_settings(setup, config) == {
         "env.num_envs": 32,
         "impala.num_actors": 2,
         "impala.num_learners": 2,
@@ -257,4 +257,4 @@ def test_without_a_run_only_the_work_is_told() -> None:
 
 def test_passes_that_are_slower_in_a_run_are_the_loss_where_nothing_else_is() -> None:
     text = bottleneck(Times(0.1, 0.2, 0.7), 1, 0.8, {"learn": 0.7, "other": 0.01})
-    assert text.endswith("In a run all of it takes 1.25 times as long as measured by itself")
+    assert text.endswith("In a run, this work takes 1.25 times as long as measured on its own")

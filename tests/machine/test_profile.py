@@ -16,10 +16,10 @@ from rlcb.errors import UsageError
 from rlcb.machine.efficiency import efficiency_of, find_profile, installed_torch
 from rlcb.machine.profile import (
     FOLDER_VARIABLE,
+    mismatch_with_machine,
     profiles_folder,
     read_profile,
     resolved_model,
-    why_not_here,
     write_profile,
 )
 from rlcb.profiling.job import with_other_games
@@ -62,7 +62,7 @@ def test_networks_of_other_sizes_have_files_of_their_own() -> None:
 def test_a_file_that_is_no_profile_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "profile.json"
     path.write_bytes(content.encode("latin1"))
-    with pytest.raises(UsageError, match=r"is no profile of profile_cpu\.py") as error:
+    with pytest.raises(UsageError, match=r"is not a profile of profile_cpu\.py") as error:
         read_profile(path)
     assert "\n" not in str(error.value)
 
@@ -104,10 +104,10 @@ def test_games_of_an_earlier_profile_are_kept_unless_the_machine_is_another(tmp_
     ],
 )
 def test_a_profile_of_another_machine_is_not_used(change: dict[str, Any], words: str) -> None:
-    assert why_not_here(profile(), installed_torch()) is None
+    assert mismatch_with_machine(profile(), installed_torch()) is None
     data = json.loads(profile().model_dump_json())
     foreign = profile(machine=data["machine"] | change)
-    assert re.search(words, str(why_not_here(foreign, installed_torch())))
+    assert re.search(words, str(mismatch_with_machine(foreign, installed_torch())))
     write_profile(foreign, profiles_folder())
     found = efficiency_of(configured(), 100.0, 2)
     assert found["efficiency"] is None

@@ -11,11 +11,11 @@ from rlcb import cpu
 from rlcb.cli.profile import main
 from rlcb.config.config import Config
 from rlcb.errors import RunError
-from rlcb.machine.profile import Profile, Reached, Setup, read_profile, write_profile
+from rlcb.machine.profile import Profile, Setup, ShortRun, Startup, read_profile, write_profile
 from rlcb.processes.subprocesses import Stop
 from rlcb.profiling import job, measure, trace
 from rlcb.profiling.advice import result_of
-from rlcb.profiling.measure import EFFORTS, STARTUP, MachineMeasurement, Show, Step
+from rlcb.profiling.measure import EFFORTS, MachineMeasurement, Show, Step
 from rlcb.profiling.report import describe_run
 from tests.profiles import configured, passes, profile, setup
 
@@ -26,8 +26,8 @@ def _machine_of_two_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("RL_BENCHMARK_LOCK", str(tmp_path / "lock"))
 
 
-def reached(config: Config, setup: Setup) -> Reached:
-    return Reached(
+def reached(config: Config, setup: Setup) -> ShortRun:
+    return ShortRun(
         setup=setup,
         fps=100.0,
         n_steps=config.training.n_steps,
@@ -56,7 +56,7 @@ class MadeUp(MachineMeasurement):
 def test_a_short_run_that_fails_costs_its_figure_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def short_run(config: Config, setup: Setup, *_: Any) -> Reached:
+    def short_run(config: Config, setup: Setup, *_: Any) -> ShortRun:
         if config.algorithm == "ppo":
             raise RunError("a short run of train_ppo_sequential.py failed (cannot reserve memory)")
         return reached(config, setup)
@@ -115,7 +115,7 @@ def test_the_parts_of_a_timestep_are_measured_before_and_after_the_runs(
         def ask(self, name: str, *_: Any) -> list[Any]:
             if name == "layers":
                 return [[{"name": "conv", "flops": 1.0, "bytes": 1.0, "seconds": 1.0}]]
-            described = profile().network.model_dump() | {"startup": dict.fromkeys(STARTUP, 1.0)}
+            described = profile().network.model_dump() | {"startup": dict.fromkeys(Startup.model_fields, 1.0)}
             return [described]
 
     def answers(processes: Processes, step: Step) -> list[float]:

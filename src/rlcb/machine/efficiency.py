@@ -1,4 +1,4 @@
-"""What share of this machine's limit a run reached, where a profile of the machine is at hand."""
+"""The share of this machine's limit that a run reached, if there is a profile of the machine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 
 from rlcb.config.config import Config
 from rlcb.errors import UsageError
-from rlcb.machine.limits import NotMeasured, limit, machine_limit, why_not_for
-from rlcb.machine.profile import Profile, profiles_folder, read_profile, why_not_here
+from rlcb.machine.limits import NotMeasured, limit, machine_limit, mismatch_with_run
+from rlcb.machine.profile import Profile, mismatch_with_machine, profiles_folder, read_profile
 from rlcb.paths import PROJECT
 
 
 def find_profile(folder: Path, config: Config) -> tuple[Path, Profile] | str | None:
-    """The newest profile of a folder that holds for a run here; why the newest one does not; None without
-    any.
+    """Return the newest profile in `folder` that holds for a run on this machine.
 
-    A profile that would say something false is never taken: one of another processor or number of cores, of
-    another torch, another network, another game or other options of it.
+    If none holds, return why the newest one does not, or None for an empty folder. A profile holds only for
+    the same processor, number of cores, torch version, network, environment and environment options.
     """
     fitting: list[tuple[str, Path, Profile]] = []
     reasons: list[tuple[str, str]] = []
@@ -28,23 +27,24 @@ def find_profile(folder: Path, config: Config) -> tuple[Path, Profile] | str | N
         except UsageError as error:
             reasons.append(("", str(error)))
             continue
-        why = why_not_here(profile, installed_torch()) or why_not_for(profile, config)
+        why = mismatch_with_machine(profile, installed_torch()) or mismatch_with_run(profile, config)
         if why is None:
             fitting.append((profile.measured_at, path, profile))
         else:
-            reasons.append((profile.measured_at, f"{shown(path)} {why}"))
+            reasons.append((profile.measured_at, f"{path_in_project(path)} {why}"))
     if fitting:
         _, path, profile = max(fitting, key=lambda each: each[:2])
         return path, profile
     return max(reasons)[1] if reasons else None
 
 
-def shown(path: Path) -> str:
-    """A path as it stands in records: within the project without the way there."""
+def path_in_project(path: Path) -> str:
+    """Return a path relative to the project if it lies in the project, else unchanged."""
     return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
 
 
 def installed_torch() -> str | None:
+    """Return torch's version without importing torch, or None if torch is not installed."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -52,12 +52,11 @@ def installed_torch() -> str | None:
 
 
 def efficiency_of(config: Config, fps: float | None, threads: int | None) -> dict[str, Any]:
-    """`efficiency` and `efficiency_note` for the record of a run that made `fps`, with so many threads in its
-    first process.
+    """Return `efficiency` and `efficiency_note` for the record of a run.
 
-    `efficiency` is null without a profile that holds for the run; the note then says why, or is null too
-    where there is no profile at all. `limit_fps` is of the run's mode, `machine_limit_fps` of all cores with
-    a thread each, which a sequential run cannot reach.
+    `fps` is the run's speed and `threads` the number of threads in its first process. `efficiency` is None
+    unless a profile holds for the run; the note says why, or is None if there is no profile. `limit_fps` is
+    the limit of the run's mode; `machine_limit_fps` assumes one thread on each core.
     """
     found = find_profile(profiles_folder(), config)
     if not isinstance(found, tuple):
@@ -66,18 +65,18 @@ def efficiency_of(config: Config, fps: float | None, threads: int | None) -> dic
     if not fps or threads is None:
         return {"efficiency": None, "efficiency_note": "the run has no speed"}
     try:
-        most, whole = limit(profile, config, threads), machine_limit(profile, config)
+        limit_fps, machine_limit_fps = limit(profile, config, threads), machine_limit(profile, config)
     except NotMeasured as reason:
-        return {"efficiency": None, "efficiency_note": f"{shown(path)} {reason}"}
+        return {"efficiency": None, "efficiency_note": f"{path_in_project(path)} {reason}"}
     note = None
     if config.training.target_kl is not None:
-        note = "training.target_kl may end updates early: the limit is that of all epochs"
+        note = "training.target_kl may end updates early; the limit assumes all epochs"
     return {
         "efficiency": {
-            "share": round(fps / most, 4),
-            "limit_fps": round(most, 2),
-            "machine_limit_fps": round(whole, 2),
-            "profile": shown(path),
+            "share": round(fps / limit_fps, 4),
+            "limit_fps": round(limit_fps, 2),
+            "machine_limit_fps": round(machine_limit_fps, 2),
+            "profile": path_in_project(path),
             "measured_at": profile.measured_at,
             "git_commit": profile.git_commit,
         },
@@ -86,7 +85,7 @@ def efficiency_of(config: Config, fps: float | None, threads: int | None) -> dic
 
 
 def describe_efficiency(record: dict[str, Any]) -> str | None:
-    """The line of a run's summary; None where there is nothing to say."""
+    """Return the efficiency line of a run's summary, or None if there is nothing to say."""
     efficiency, note = record.get("efficiency"), record.get("efficiency_note")
     if efficiency is None:
         return None if note is None else f"not known: {note}"

@@ -1,6 +1,6 @@
-"""What follows from a profile: how long a timestep takes, and how many there can be in a second.
+"""Calculations with a profile: how long a timestep takes, and how many timesteps per second are possible.
 
-Everything here is calculated from measured times; docstrings have the formulas.
+Each docstring has the formula. Times are measured; nothing here measures.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from rlcb.machine.profile import NetworkSpeed, Profile, describe_env, env_key, r
 
 
 class NotMeasured(Exception):
-    """The profile does not have what is asked for; the message continues `the profile ...`."""
+    """A measurement is missing in the profile. The message continues `the profile ...`."""
 
 
 class Times(NamedTuple):
-    """Seconds that one process takes for a timestep."""
+    """Seconds of one process for one timestep."""
 
     env: float
     forward: float
-    """0 where learning uses the same pass."""
+    """0 if the run learns from the activations cached while acting."""
     learn: float
     """Forward and backward passes of all epochs."""
 
@@ -32,14 +32,14 @@ class Times(NamedTuple):
 
     @property
     def parts(self) -> dict[str, float]:
-        """Share of each."""
+        """Each part's share of the total."""
         return {name: seconds / self.total for name, seconds in self._asdict().items()}
 
 
-def passes(
+def seconds_by_size(
     speeds: Iterable[NetworkSpeed], threads: int, precision: str, layout: str = "channels_last"
 ) -> dict[int, float]:
-    """Samples at once -> seconds a sample. Raises NotMeasured."""
+    """Return {samples in a pass: seconds per sample}, by size. Raises NotMeasured."""
     found = {
         each.size: each.seconds
         for each in speeds
@@ -50,48 +50,43 @@ def passes(
     return dict(sorted(found.items()))
 
 
-def acting(profile: Profile, threads: int) -> dict[int, float]:
-    """`passes` forward, as the profile's runs make them."""
-    return passes(profile.forward, threads, profile.precision)
+def forward_seconds(profile: Profile, threads: int) -> dict[int, float]:
+    """`seconds_by_size` of the policy's forward pass."""
+    return seconds_by_size(profile.forward, threads, profile.precision)
 
 
-def learning(profile: Profile, threads: int) -> dict[int, float]:
-    """`passes` forward and backward."""
-    return passes(profile.forward_backward, threads, profile.precision)
+def learn_seconds(profile: Profile, threads: int) -> dict[int, float]:
+    """`seconds_by_size` of the learner's forward and backward pass."""
+    return seconds_by_size(profile.forward_backward, threads, profile.precision)
 
 
-def keeps_passes(profile: Profile, config: Config) -> bool:
-    """Whether a run learns from the passes with which it acts."""
-    return caches_activations(config, profile.network.activation_bytes)
-
-
-def acting_and_learning(profile: Profile, threads: int) -> dict[int, float]:
-    """`passes` forward and backward of runs that keep those of acting."""
-    return passes(profile.act_and_learn, threads, profile.precision)
+def cached_seconds(profile: Profile, threads: int) -> dict[int, float]:
+    """`seconds_by_size` of acting and learning together, with cached activations."""
+    return seconds_by_size(profile.act_and_learn, threads, profile.precision)
 
 
 def thread_counts(profile: Profile) -> list[int]:
-    """Threads of a process that were measured."""
+    """Return the numbers of threads per process that were measured."""
     return sorted({each.threads for each in profile.forward})
 
 
 def env_seconds(profile: Profile, config: Config, threads: int) -> float:
-    """Seconds of a process for a step of one environment of a run. Raises NotMeasured."""
+    """Return the seconds of one process for one step of one environment. Raises NotMeasured."""
     wanted = env_key(config.env)
-    mine = {each.threads: each.seconds for each in profile.environments if each.key == wanted}
-    if not mine:
+    found = {each.threads: each.seconds for each in profile.environments if each.key == wanted}
+    if not found:
         known = dict.fromkeys(describe_env(each.key) for each in profile.environments)
         raise NotMeasured(f"has measured {', '.join(known)}, not {describe_env(wanted)}")
-    if threads not in mine:
+    if threads not in found:
         raise NotMeasured(f"has no measurement with {threads} threads in a process")
-    return mine[threads]
+    return found[threads]
 
 
-def at_size(seconds: Mapping[int, float], size: int) -> float:
-    """Seconds a sample at `size` samples at once, from those measured at other sizes, {size: seconds}.
+def interpolate(seconds: Mapping[int, float], size: int) -> float:
+    """Return the seconds per sample at `size` samples, given {measured size: seconds per sample}.
 
-    Between two sizes linear in the logarithm of the size; above the largest as there; below the smallest a
-    whole pass is taken to last as long as one of the smallest size.
+    Between two sizes, linear in log(size). Above the largest size, its value. Below the smallest size, a pass
+    takes as long as a pass of the smallest size.
     """
     sizes = sorted(seconds)
     if size <= sizes[0]:
@@ -100,49 +95,53 @@ def at_size(seconds: Mapping[int, float], size: int) -> float:
         return seconds[sizes[-1]]
     above = next(index for index, each in enumerate(sizes) if each >= size)
     low, high = sizes[above - 1], sizes[above]
-    share = math.log(size / low) / math.log(high / low)
-    return seconds[low] + share * (seconds[high] - seconds[low])
+    fraction = math.log(size / low) / math.log(high / low)
+    return seconds[low] + fraction * (seconds[high] - seconds[low])
 
 
 def best_times(profile: Profile, config: Config, threads: int) -> Times:
-    """The least that a process of so many threads needs for a timestep of a run.
+    """Return the least time that a process with `threads` threads needs for a timestep of a run.
 
-    The forward pass is the fastest with at most as many environments as the run has, and so are both where
-    they are one; else the forward and backward pass is the fastest of any microbatch. Raises NotMeasured.
+    Acting uses the fastest measured size up to the run's number of environments, also where it shares its
+    pass with learning. Otherwise learning uses the fastest microbatch. Raises NotMeasured.
     """
-    env, most = env_seconds(profile, config, threads), config.env.num_envs
-    if keeps_passes(profile, config):
-        return Times(env, 0.0, fastest(acting_and_learning(profile, threads), most))
-    learn = min(learning(profile, threads).values())
-    return Times(env, fastest(acting(profile, threads), most), config.training.n_epochs * learn)
+    env, num_envs = env_seconds(profile, config, threads), config.env.num_envs
 
+    def fastest(seconds: Mapping[int, float]) -> float:
+        possible = [each for size, each in seconds.items() if size <= num_envs]
+        return min(possible, default=seconds[min(seconds)])
 
-def fastest(seconds: Mapping[int, float], most: int) -> float:
-    """Seconds a sample at the best of the measured sizes up to `most`, or at the smallest one."""
-    possible = [each for size, each in seconds.items() if size <= most]
-    return min(possible, default=seconds[min(seconds)])
+    if caches_activations(config, profile.network.activation_bytes):
+        return Times(env, 0.0, fastest(cached_seconds(profile, threads)))
+    learn = config.training.n_epochs * min(learn_seconds(profile, threads).values())
+    return Times(env, fastest(forward_seconds(profile, threads)), learn)
 
 
 def machine_limit(profile: Profile, config: Config) -> float:
-    """Timesteps a second of cores that never idle: cores / (t_env + t_forward + epochs * t_forward_backward),
-    each time measured with one thread and all cores busy; without t_forward where that is the same pass."""
+    """Return the timesteps per second of cores that never idle.
+
+    cores / (t_env + t_forward + epochs * t_forward_backward), measured with one thread per process while all
+    cores are busy. t_forward is left out if the run learns from cached activations.
+    """
     return profile.cores / best_times(profile, config, 1).total
 
 
 def limit(profile: Profile, config: Config, threads: int) -> float:
-    """Timesteps a second that a run cannot pass: a sequential one has one process of so many threads, whose
-    measured times count; other runs have the whole machine."""
+    """Return the timesteps per second that a run cannot exceed.
+
+    A sequential run is limited by its one process with `threads` threads, other runs by the whole machine.
+    """
     if config.mode == "sequential":
         return 1 / best_times(profile, config, threads).total
     return machine_limit(profile, config)
 
 
-def why_not_for(profile: Profile, config: Config) -> str | None:
-    """Why a profile does not hold for a run; None if it does. The sentence continues `the profile ...`."""
+def mismatch_with_run(profile: Profile, config: Config) -> str | None:
+    """Return why a profile does not hold for a run, or None. The text continues `the profile ...`."""
     if config.mode == "distributed":
         return "is of one machine; the run is distributed"
-    model = resolved_model(config.model, len(profile.network.observation_shape) == 3)
-    if model != resolved_model(profile.network.model, len(profile.network.observation_shape) == 3):
+    is_image = len(profile.network.observation_shape) == 3
+    if resolved_model(config.model, is_image) != resolved_model(profile.network.model, is_image):
         return f"was made for another network ({describe_model(profile)})"
     try:
         env_seconds(profile, config, 1)
@@ -152,17 +151,15 @@ def why_not_for(profile: Profile, config: Config) -> str | None:
 
 
 def describe_model(profile: Profile) -> str:
-    network = profile.network
-    return f"{network.name}, {network.parameters:,} parameters, {profile.precision}"
+    """`nature, 342,448 parameters, float32`."""
+    return f"{profile.network.name}, {profile.network.parameters:,} parameters, {profile.precision}"
 
 
 def reduce_seconds(profile: Profile, processes: int) -> float:
-    """Seconds to sum a gradient over processes; between two measured numbers of them linear."""
-    if processes == 1:
-        return 0.0
+    """Return the seconds of an all-reduce of the gradient, linear between measured numbers of processes."""
     size = 4 * profile.network.parameters
     known = {1: 0.0} | {each.processes: each.seconds for each in profile.reduce if each.bytes >= size}
-    if len(known) == 1:
+    if processes > 1 and len(known) == 1:
         raise NotMeasured("has no sums over several processes")
     low = max(each for each in known if each <= processes)
     high = min((each for each in known if each >= processes), default=low)
@@ -171,57 +168,58 @@ def reduce_seconds(profile: Profile, processes: int) -> float:
     return known[low] + (known[high] - known[low]) * (processes - low) / (high - low)
 
 
-def optimizer_steps(config: Config) -> int:
-    """Steps of the optimizer in an update."""
-    if config.algorithm != "ppo":
-        return 1
-    size = config.timesteps_per_update
-    return config.training.n_epochs * math.ceil(size / (config.training.batch_size or size))
-
-
-def share_of_minibatch(config: Config, processes: int) -> int:
-    """Samples of a minibatch that each of `processes` learns from; a worker of A3C learns alone."""
+def samples_per_process(config: Config, processes: int) -> int:
+    """Return how many samples of a minibatch each of `processes` learns from."""
     size = config.training.n_steps * config.env.num_envs
     if config.algorithm == "ppo":
         size = min(size, config.training.batch_size or size)
     return max(1, size // processes)
 
 
-def microbatch_samples(config: Config, microbatch: int, share: int) -> int:
-    """Samples that go through the network at once; IMPALA's microbatches are whole columns of a rollout."""
+def samples_per_pass(config: Config, microbatch: int, samples: int) -> int:
+    """Return how many of a process's `samples` go through the network at once.
+
+    IMPALA's microbatches consist of whole columns of a rollout.
+    """
     if config.algorithm == "impala":
         steps = config.training.n_steps
         microbatch = max(1, microbatch // steps) * steps
-    return min(microbatch, share)
+    return min(microbatch, samples)
 
 
 def fastest_microbatch(profile: Profile, config: Config, threads: int, processes: int) -> tuple[int, float]:
-    """(microbatch size, seconds a sample for a forward and backward pass) of the fastest measured size, for
-    processes that share a minibatch; of sizes that come to the same, the one that says what is done."""
-    seconds = learning(profile, threads)
-    share = share_of_minibatch(config, processes)
-    samples = {size: microbatch_samples(config, size, share) for size in seconds}
-    cost = {size: at_size(seconds, samples[size]) for size in seconds}
-    best = min(seconds, key=lambda size: (cost[size], size != samples[size], size))
+    """Return the fastest measured microbatch size and its seconds per sample, forward and backward.
+
+    The processes share a minibatch. Among sizes that lead to the same passes, the result is the size of those
+    passes, or else the smallest.
+    """
+    seconds = learn_seconds(profile, threads)
+    samples = samples_per_process(config, processes)
+    actual = {size: samples_per_pass(config, size, samples) for size in seconds}
+    cost = {size: interpolate(seconds, actual[size]) for size in seconds}
+    best = min(seconds, key=lambda size: (cost[size], size != actual[size], size))
     return best, cost[best]
 
 
 def data_parallel_fps(profile: Profile, config: Config, workers: int, threads: int) -> tuple[float, int]:
-    """(timesteps a second, microbatch size) predicted for workers that step config's environments and learn.
+    """Return the predicted timesteps per second and the microbatch size of workers that act and learn.
 
-    1 / ((t_env + t_forward + epochs * t_forward_backward) / workers + steps * t_reduce / timesteps of an
-    update), with the times of the sizes that each worker has. Raises NotMeasured.
+    1 / ((t_env + t_forward + epochs * t_forward_backward) / workers + t_reduce * optimizer steps / timesteps
+    of an update), with times at the sizes that each worker has. A3C needs no all-reduce. Raises NotMeasured.
     """
-    per_worker = config.env.num_envs // workers
+    envs_per_worker = config.env.num_envs // workers
     microbatch, learn = fastest_microbatch(profile, config, threads, workers)
     env = env_seconds(profile, config, threads)
-    if keeps_passes(profile, config):
-        times = Times(env, 0.0, at_size(acting_and_learning(profile, threads), per_worker))
+    if caches_activations(config, profile.network.activation_bytes):
+        times = Times(env, 0.0, interpolate(cached_seconds(profile, threads), envs_per_worker))
     else:
-        forward = at_size(acting(profile, threads), per_worker)
+        forward = interpolate(forward_seconds(profile, threads), envs_per_worker)
         times = Times(env, forward, config.training.n_epochs * learn)
-    together = 0.0
+    reduce = 0.0
     if config.algorithm != "a3c":
-        steps = optimizer_steps(config)
-        together = steps * reduce_seconds(profile, workers) / (config.training.n_steps * config.env.num_envs)
-    return 1 / (times.total / workers + together), microbatch
+        timesteps, optimizer_steps = config.timesteps_per_update, 1
+        if config.algorithm == "ppo":
+            minibatches = math.ceil(timesteps / (config.training.batch_size or timesteps))
+            optimizer_steps = config.training.n_epochs * minibatches
+        reduce = optimizer_steps * reduce_seconds(profile, workers) / timesteps
+    return 1 / (times.total / workers + reduce), microbatch

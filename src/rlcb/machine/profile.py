@@ -1,7 +1,6 @@
-"""What is known of this machine's speed: a profile, as it is measured, kept as JSON, and found again.
+"""The profile of a machine: its measured speed as a JSON file, and whether it holds for this machine.
 
-How a profile is measured is in profiling/measure.py; what follows from it in machine/limits.py and
-profiling/advice.py.
+profiling/measure.py measures a profile; machine/limits.py and profiling/advice.py calculate with it.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,42 +25,41 @@ from rlcb.config.settings import (
     Section,
 )
 from rlcb.config.yaml_file import describe_validation_error
-from rlcb.cpu import cpu_flags, cpu_identity
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_json
 from rlcb.paths import PROJECT
 
 FOLDER_VARIABLE = "RL_BENCHMARK_PROFILES"
 
-Layout = Literal["channels_last", "NCHW"]
 Precision = Literal["float32", "bfloat16"]
-
-
 EnvKey = tuple[str, str, str]
-"""Id, difficulty and, as JSON, options: what the speed of an environment depends on."""
+"""What the speed of an environment depends on: its id, its difficulty and its options as JSON."""
 
 
 def env_key(env: EnvConfig) -> EnvKey:
+    """Return the key under which a profile stores the speed of this environment."""
     options = env.kwargs if procgen_game(env.id) is None else env.procgen.model_dump(exclude_defaults=True)
     return (env.id, env.distribution_mode, json.dumps(options, sort_keys=True))
 
 
 def describe_env(key: EnvKey) -> str:
+    """`procgen-coinrun-v0 easy`, followed by the options if there are any."""
     return " ".join(key if key[2] != "{}" else key[:2])
 
 
 class EnvironmentSpeed(Section):
-    """Stepping environments, as many processes of so many threads as there are cores for."""
+    """Speed of one environment, stepped by `cores // threads` processes at the same time."""
 
     id: str
     distribution_mode: DistributionMode
     options: dict[str, Any]
-    """Of Procgen those that are not its defaults, of other environments their keyword arguments."""
+    """Procgen: the options that differ from the defaults. Other environments: their keyword arguments."""
     num_envs: Count
-    """Of each process."""
+    """Environments of each process."""
     threads: Count
+    """Threads of each process."""
     seconds: PositiveFloat
-    """Of one process for a step of one environment."""
+    """Seconds of one process for one step of one environment."""
     measured_at: str
 
     @property
@@ -71,30 +68,32 @@ class EnvironmentSpeed(Section):
 
 
 class NetworkSpeed(Section):
-    """A pass of the network, as many processes of so many threads as there are cores for."""
+    """Speed of a pass of the network, made by `cores // threads` processes at the same time."""
 
     size: Count
-    """Samples that go through it at once."""
+    """Samples in one pass."""
     threads: Count
-    layout: Layout
+    """Threads of each process."""
+    layout: Literal["channels_last", "NCHW"]
     precision: Precision
     seconds: PositiveFloat
-    """Of one process for one sample."""
+    """Seconds of one process for one sample."""
 
 
 class LayerSpeed(Section):
-    """The forward pass of the layers of one shape, one thread, all cores busy."""
+    """Forward pass of all layers of one shape, with one thread while all cores are busy."""
 
     name: str
     flops: PositiveFloat
-    """Floating-point operations for a sample: two for each multiplication and addition."""
+    """Floating-point operations for one sample; a multiplication and an addition are two."""
     bytes: PositiveFloat
-    """Input, output and, shared by the samples of a microbatch, weights: what has to move for a sample."""
+    """Bytes moved for one sample: input, output, and its part of the weights."""
     seconds: PositiveFloat
+    """Seconds for one sample."""
 
 
 class ReduceSpeed(Section):
-    """Summing a vector over processes."""
+    """Speed of an all-reduce."""
 
     processes: Count
     bytes: Count
@@ -102,40 +101,44 @@ class ReduceSpeed(Section):
 
 
 class Network(Section):
+    """The network that was measured."""
+
     model: ModelConfig
     name: str
     observation_shape: tuple[int, ...]
     num_actions: Count
     parameters: Count
     forward_flops: PositiveFloat
-    """Of a sample."""
+    """Floating-point operations for one sample."""
     forward_backward_flops: PositiveFloat
     activation_bytes: NonNegative
-    """What is kept of a sample's pass through the convolutions until its gradient has gone back."""
+    """Bytes of the convolutions' activations that one sample needs for its backward pass."""
 
 
 class Machine(Section):
+    """The hardware, the torch version, and what one busy core can do at best."""
+
     cpu_model: str
     identity: str
-    """What tells processors of one name apart, as the system puts it."""
+    """Family, model and stepping, which distinguish processors of the same name."""
     physical_cores: int | None
     usable_cores: Count
     ram_gb: PositiveFloat
     flags: tuple[str, ...]
-    """Of the processor's, those that matter here."""
+    """Instruction sets that matter for speed."""
     torch: str
     peak_flops: PositiveFloat
-    """Operations a second of one core in float32 at what it does best, all cores busy."""
+    """Operations per second of one core in its best float32 kernel, with all cores busy."""
     peak_flops_bfloat16: PositiveFloat | None
-    """None: the processor has no instructions for it."""
+    """The same in bfloat16; None if the processor has no instructions for it."""
     memory_bandwidth: PositiveFloat
-    """Bytes a second, read and written, of one core that copies in main memory, all cores busy."""
+    """Bytes per second, read plus written, that one core copies in main memory, with all cores busy."""
     cache_bandwidth: PositiveFloat
-    """... within its own cache."""
+    """The same within the core's own cache."""
 
 
 class Startup(Section):
-    """Seconds until a process can begin, all cores starting at once."""
+    """Seconds until a process is ready, when all cores start one at the same time."""
 
     imports: PositiveFloat
     environments: PositiveFloat
@@ -143,78 +146,79 @@ class Startup(Section):
 
 
 class Setup(Section):
-    """What a run can be told about a machine."""
+    """The settings of a run that depend on the machine."""
 
     processes: Count
     """Workers, or IMPALA's actors; 1 in a sequential run."""
     learners: Count | None
-    """IMPALA's; None where the processes that step environments learn as well."""
+    """IMPALA's learners; None for other algorithms, whose workers also learn."""
     threads: Count
-    """Of each process."""
+    """Threads of each process."""
     num_envs: Count
-    """In all."""
+    """Environments in all processes together."""
     microbatch_size: Count
     predicted_fps: PositiveFloat
 
 
-class Reached(Section):
-    """What a short run of the real script came to."""
+class ShortRun(Section):
+    """The speed that a short run of the training script reached."""
 
     setup: Setup
     fps: PositiveFloat
     n_steps: Count
     batch_size: Count | None
-    """Samples of a minibatch, or of a batch of IMPALA; None: the whole rollout."""
+    """Samples of a minibatch, or of an IMPALA batch; None means the whole rollout."""
     updates: Count
-    """Those that count; the first one does not."""
+    """Updates in the measured time, which excludes the warm-up."""
     startup_seconds: float
-    """What the run took beside its training: to start and to end."""
+    """Seconds of the run outside of training: start and end."""
     shares: dict[str, float]
-    """Of the time, by phase."""
+    """Share of the time by phase."""
 
 
 class Result(Section):
-    """What an algorithm can reach in a mode on this machine, and what it does reach."""
+    """The limit, the recommendation and the short run of one algorithm and mode."""
 
     algorithm: str
     mode: str
     epochs: Count
     threads: Count
-    """Of the limit: those of a sequential run, 1 for each core otherwise."""
+    """Threads per process that the limit assumes: the run's in sequential mode, else 1 on each core."""
     limit_fps: PositiveFloat
-    """With the environments of the short run, or of the recommendation if there was none."""
+    """Limit with the environments of the short run, or of the recommendation if there was no short run."""
     machine_limit_fps: PositiveFloat
-    """Of all cores with a thread each, which a sequential run cannot reach."""
+    """Limit of all cores with one thread each, which a sequential run cannot reach."""
     parts: dict[str, float]
-    """Share of the limit's time: env, forward, learn."""
+    """Share of the time at the limit: env, forward, learn."""
     setup: Setup
-    """The recommendation."""
-    reached: Reached | None
+    """The recommended setup."""
+    reached: ShortRun | None
     share: float | None
-    """What the short run reached of the limit."""
+    """Speed of the short run divided by the limit."""
     bottleneck: str
 
 
 class Profile(Section):
-    """All that was measured, and what follows."""
+    """All measurements of one machine and one network, and the results calculated from them."""
 
     schema_version: Literal[3] = 3
     measured_at: str
     git_commit: str | None
-    """Of this project, which measured; None without git."""
+    """Commit of this project when it measured; None without git."""
     duration_seconds: float
     host: str
     cpu_percent_of_others: float | None
-    """Share of the cores that other programs used before."""
+    """Percentage of all cores that other programs used before the measurement."""
     machine: Machine
     network: Network
     environments: tuple[EnvironmentSpeed, ...]
     forward: tuple[NetworkSpeed, ...]
     forward_backward: tuple[NetworkSpeed, ...]
     act_and_learn: tuple[NetworkSpeed, ...]
-    """Forward and backward of samples that went forward when the policy acted; none without convolutions."""
+    """Forward and backward passes with cached activations; empty for networks without convolutions."""
     layers: tuple[LayerSpeed, ...]
     layers_size: NonNegative
+    """Samples in the pass in which the layers were measured."""
     reduce: tuple[ReduceSpeed, ...]
     startup: Startup
     results: tuple[Result, ...] = ()
@@ -225,12 +229,12 @@ class Profile(Section):
 
     @property
     def precision(self) -> Precision:
-        """What the network of this profile computes in."""
+        """The precision in which the network computes."""
         return self.network.model.precision
 
     @property
     def file_name(self) -> str:
-        """Host, network, precision, and what sizes of the network are not the usual ones."""
+        """Host, network, precision unless float32, and the network's sizes unless they are the defaults."""
         words = [re.sub(r"[^A-Za-z0-9.-]", "-", self.host), self.network.name]
         if self.precision != "float32":
             words.append(self.precision)
@@ -242,16 +246,12 @@ class Profile(Section):
 
 
 def profiles_folder() -> Path:
-    """Where profiles are kept and where runs look for them."""
+    """Return the folder in which profiles are written and in which runs look for them."""
     return Path(os.environ.get(FOLDER_VARIABLE) or PROJECT / "profiles")
 
 
-def host_name() -> str:
-    return socket.gethostname() or "this-machine"
-
-
 def write_profile(profile: Profile, folder: Path) -> Path:
-    """Write a profile as JSON; returns its file. Raises RunError."""
+    """Write a profile as JSON and return its path. Raises RunError."""
     path = folder / profile.file_name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -262,26 +262,27 @@ def write_profile(profile: Profile, folder: Path) -> Path:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a profile. Raises UsageError if the file cannot be read or is none."""
+    """Read a profile. Raises UsageError if the file cannot be read or is not a profile."""
     try:
         return Profile.model_validate_json(path.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read profile {path}: {error.strerror or error}") from None
     except ValidationError as error:
         text = describe_validation_error(error)
-        raise UsageError(f"{path} is no profile of profile_cpu.py: {text[:200]}") from None
+        raise UsageError(f"{path} is not a profile of profile_cpu.py: {text[:200]}") from None
 
 
-def why_not_here(profile: Profile, torch_version: str | None) -> str | None:
-    """Why a profile does not hold for this process on this machine; None if it does."""
-    now, cores = cpu.cpu_model(), cpu.usable_cores()
-    machine = profile.machine
-    if machine.cpu_model != now:
-        return f"was made on another processor ({machine.cpu_model}; this is {now})"
-    known = ((machine.identity, cpu_identity()), (", ".join(machine.flags), ", ".join(cpu_flags())))
-    for before, here in known:
-        if before != here:
-            return f"was made on another processor of the same name ({before}; this is {here})"
+def mismatch_with_machine(profile: Profile, torch_version: str | None) -> str | None:
+    """Return why a profile does not hold on this machine, or None. The text continues `the profile ...`."""
+    machine, cpu_model, cores = profile.machine, cpu.cpu_model(), cpu.usable_cores()
+    if machine.cpu_model != cpu_model:
+        return f"was made on another processor ({machine.cpu_model}; this is {cpu_model})"
+    for before, now in (
+        (machine.identity, cpu.cpu_identity()),
+        (", ".join(machine.flags), ", ".join(cpu.cpu_flags())),
+    ):
+        if before != now:
+            return f"was made on another processor of the same name ({before}; this is {now})"
     if machine.usable_cores != cores:
         return f"was made with {machine.usable_cores} usable cores; there are {cores} now"
     if machine.torch != torch_version:
@@ -290,14 +291,13 @@ def why_not_here(profile: Profile, torch_version: str | None) -> str | None:
 
 
 def resolved_model(model: ModelConfig, is_image: bool) -> ModelConfig:
-    """The network's settings with its architecture spelled out, and without those that it does not use."""
+    """Return the network's settings with `auto` replaced and all unused settings at their defaults."""
     architecture = model.architecture
     if architecture == "auto":
         architecture = "impala" if is_image else "mlp"
     unused = {
-        "impala": ("mlp_sizes",),
-        "nature": ("impala_channels", "mlp_sizes"),
-        "mlp": ("impala_channels", "hidden_size"),
+        "impala": {"mlp_sizes"},
+        "nature": {"impala_channels", "mlp_sizes"},
+        "mlp": {"impala_channels", "hidden_size"},
     }[architecture]
-    kept = model.model_dump(exclude=set(unused)) | {"architecture": architecture}
-    return ModelConfig.model_validate(kept)
+    return ModelConfig.model_validate(model.model_dump(exclude=unused) | {"architecture": architecture})

@@ -1,4 +1,4 @@
-"""What a profile recommends for a run, and what holds the run up, in words."""
+"""The recommendation for a run and its bottleneck, calculated from a profile."""
 
 from __future__ import annotations
 
@@ -8,57 +8,71 @@ from rlcb.config.config import Config
 from rlcb.errors import UsageError
 from rlcb.machine.limits import (
     Times,
-    acting,
-    at_size,
     best_times,
     data_parallel_fps,
     env_seconds,
     fastest_microbatch,
+    forward_seconds,
+    interpolate,
     limit,
     machine_limit,
     thread_counts,
 )
-from rlcb.machine.profile import Profile, Reached, Result, Setup
+from rlcb.machine.profile import Profile, Result, Setup, ShortRun
 from rlcb.parallel.calibration import candidates, fastest_split
+from rlcb.text import counted
 
-ENVS_TOLERANCE = 0.10  # what other environments than the configuration's must bring: they change learning
-SAME = 0.005  # predictions closer than this are equal: then fewer processes are better
-LOSS = 0.03  # share of a run's time from which on a loss is worth a word
+ENVS_TOLERANCE = 0.10  # gain that justifies another number of environments, which changes learning
+SAME = 0.005  # predictions closer than this are equal; then fewer processes are better
+LOSS = 0.03  # smallest share of a run's time that is reported as a loss
+WORK = {
+    "env": "stepping the environments",
+    "forward": "the policy's forward passes",
+    "learn": "learning: forward and backward passes",
+}
+ONE_PASS = "acting and learning, which share their forward passes"
+LOSSES = {
+    "sync": "summing gradients over the processes",
+    "wait": "waiting for other processes",
+    "other": "other work (advantages, shuffling, logging)",
+}
 
 
 def recommend(profile: Profile, config: Config, keep_envs: bool = False) -> Setup:
-    """The setup that is predicted to be fastest for a run of this algorithm, mode and size.
+    """Return the setup that is predicted to be fastest for a run of this algorithm, mode and size.
 
-    The number of environments is the configuration's, unless another one brings more than ENVS_TOLERANCE or
-    the configuration's cannot be divided; with `keep_envs` it stays in any case. Raises NotMeasured, and
-    UsageError if there is no possible setup.
+    The number of environments is the configuration's, unless another one gains more than ENVS_TOLERANCE or
+    the configuration's number cannot be divided. `keep_envs` keeps the configuration's number in any case.
+    Raises NotMeasured, and UsageError if there is no possible setup.
     """
-    found = list(actor_setups(profile, config) if config.has_actors else worker_setups(profile, config))
+    setups = list(actor_setups(profile, config) if config.has_actors else worker_setups(profile, config))
     if keep_envs:
-        found = [each for each in found if each.num_envs == config.env.num_envs]
-    if not found:
+        setups = [each for each in setups if each.num_envs == config.env.num_envs]
+    if not setups:
         raise UsageError(
             f"no number of processes divides env.num_envs = {config.env.num_envs} in groups of "
             f"env.group_size = {config.env.group_size}"
         )
-    enough = (1 - ENVS_TOLERANCE) * max(each.predicted_fps for each in found)
-    fewest = min(each.num_envs for each in found if each.predicted_fps >= enough)
-    possible = [each for each in found if each.num_envs == fewest]
-    fastest = max(each.predicted_fps for each in possible)
-    possible = [each for each in possible if each.predicted_fps >= (1 - SAME) * fastest]
-    return min(possible, key=lambda each: (each.processes + (each.learners or 0), -each.predicted_fps))
+    enough = (1 - ENVS_TOLERANCE) * max(each.predicted_fps for each in setups)
+    fewest = min(each.num_envs for each in setups if each.predicted_fps >= enough)
+    setups = [each for each in setups if each.num_envs == fewest]
+    fastest = max(each.predicted_fps for each in setups)
+    setups = [each for each in setups if each.predicted_fps >= (1 - SAME) * fastest]
+    return min(setups, key=lambda each: (each.processes + (each.learners or 0), -each.predicted_fps))
 
 
 def with_envs(config: Config, num_envs: int) -> Config:
-    """The same run with other environments. What else this would need is not checked."""
+    """Return the configuration with another number of environments, without validating it again."""
     return config.model_copy(update={"env": config.env.model_copy(update={"num_envs": num_envs})})
 
 
 def environment_counts(config: Config, processes: int, largest: int) -> Iterator[int]:
-    """Numbers of environments in all for `processes`: the configuration's, rounded up so that they divide it,
-    and its doubles with at most `largest` for a process."""
-    group = config.env.group_size or 1
-    unit = processes * group
+    """Yield the total numbers of environments to consider.
+
+    First the configuration's, rounded up to a multiple of processes and group size, then its doubles up to
+    `largest` environments per process.
+    """
+    unit = processes * (config.env.group_size or 1)
     count = -(-config.env.num_envs // unit) * unit
     yield count
     while 2 * count <= largest * processes:
@@ -67,9 +81,9 @@ def environment_counts(config: Config, processes: int, largest: int) -> Iterator
 
 
 def worker_setups(profile: Profile, config: Config) -> Iterator[Setup]:
-    """Every setup of processes that step environments and learn, a sequential run's one process included."""
+    """Yield every setup of processes that act and learn, including the one process of sequential runs."""
     for threads in thread_counts(profile):
-        largest = max(acting(profile, threads))
+        largest = max(forward_seconds(profile, threads))
         most = 1 if config.mode == "sequential" else max(1, profile.cores // threads)
         for workers in range(1, most + 1):
             for count in environment_counts(config, workers, largest):
@@ -85,16 +99,15 @@ def worker_setups(profile: Profile, config: Config) -> Iterator[Setup]:
 
 
 def actor_setups(profile: Profile, config: Config) -> Iterator[Setup]:
-    """The best split into actors and learners, for each number of environments."""
-    free = config.impala.model_copy(update={"num_actors": None, "num_learners": None})
-    config = config.model_copy(update={"impala": free})
-    forward = acting(profile, 1)
-    env = env_seconds(profile, config, 1)
+    """Yield the best split into IMPALA actors and learners for each number of environments."""
+    split_free = config.impala.model_copy(update={"num_actors": None, "num_learners": None})
+    config = config.model_copy(update={"impala": split_free})
+    forward, env = forward_seconds(profile, 1), env_seconds(profile, config, 1)
     for count in environment_counts(config, 1, max(forward) * profile.cores):
         sized = with_envs(config, count)
         microbatch, learn = fastest_microbatch(profile, sized, 1, 1)
         sizes = [count // actors for actors in candidates(sized, profile.cores)]
-        act = {size: env + at_size(forward, size) for size in sizes}
+        act = {size: env + interpolate(forward, size) for size in sizes}
         split = fastest_split(sized, profile.cores, act, learn, microbatch)
         yield Setup(
             processes=split.num_actors,
@@ -106,8 +119,8 @@ def actor_setups(profile: Profile, config: Config) -> Iterator[Setup]:
         )
 
 
-def settings_of(setup: Setup, config: Config) -> dict[str, int]:
-    """The settings, by dotted key, that tell a run of config's algorithm and mode about a setup."""
+def setup_settings(setup: Setup, config: Config) -> dict[str, int]:
+    """Return the settings, by dotted key, that give a run of config's algorithm and mode this setup."""
     settings = {"env.num_envs": setup.num_envs}
     if config.has_actors:
         settings |= {"impala.num_actors": setup.processes, "impala.num_learners": setup.learners or 1}
@@ -121,71 +134,56 @@ def settings_of(setup: Setup, config: Config) -> dict[str, int]:
 
 def describe_setup(setup: Setup, config: Config) -> str:
     """`2 workers of 1 thread, 32 environments, microbatches of 128`."""
-    threads = f"{setup.threads} thread{'' if setup.threads == 1 else 's'}"
+    threads = counted(setup.threads, "thread")
     if config.has_actors:
-        who = f"{_count(setup.processes, 'actor')}, {_count(setup.learners or 1, 'learner')}, {threads} each"
-    elif config.mode == "parallel":
-        who = f"{_count(setup.processes, 'worker')} of {threads}"
+        actors, learners = counted(setup.processes, "actor"), counted(setup.learners or 1, "learner")
+        processes = f"{actors}, {learners}, {threads} each"
     else:
-        who = f"1 process of {threads}"
-    return f"{who}, {_count(setup.num_envs, 'environment')}, microbatches of {setup.microbatch_size}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-WORK = {
-    "env": "stepping the environments",
-    "forward": "the policy's forward passes",
-    "learn": "learning: forward and backward passes",
-}
-ONE_PASS = "acting and learning, which share their forward passes"
-LOSSES = {
-    "sync": "summing gradients over the processes",
-    "wait": "waiting for other processes",
-    "other": "work around these (advantages, shuffling, logging)",
-}
+        noun = "worker" if config.mode == "parallel" else "process"
+        processes = f"{counted(setup.processes, noun)} of {threads}"
+    return f"{processes}, {counted(setup.num_envs, 'environment')}, microbatches of {setup.microbatch_size}"
 
 
 def bottleneck(times: Times, epochs: int, share: float | None, shares: Mapping[str, float]) -> str:
-    """What takes the time at the limit, and what keeps a run from the limit.
+    """Return a sentence on what takes the time at the limit and what keeps a run below the limit.
 
-    `share` is what the run reached of its limit, `shares` its time by phase; None and {} without a run.
+    `share` is the short run's speed divided by the limit, `shares` its time by phase; None and {} without a
+    short run.
     """
-    (name, part), (following, rest) = sorted(times.parts.items(), key=lambda each: -each[1])[:2]
-    what = f"{WORK[name]} of {epochs} epochs" if name == "learn" and epochs > 1 else WORK[name]
-    what = ONE_PASS if name == "learn" and not times.forward else what
-    text = f"{part:.0%} of the work is {what}; then {WORK[following].split(':')[0]}, {rest:.0%}"
+    (name, part), (second, second_part) = sorted(times.parts.items(), key=lambda each: -each[1])[:2]
+    work = WORK[name]
+    if name == "learn":
+        work = ONE_PASS if not times.forward else f"{work} of {epochs} epochs" if epochs > 1 else work
+    text = f"{part:.0%} of the work is {work}; then {WORK[second].split(':')[0]}, {second_part:.0%}"
     if share is None:
         return text
-    lost = {key: shares.get(key, 0.0) for key in LOSSES if shares.get(key, 0.0) >= LOSS}
-    if lost:
-        listed = ", ".join(
-            f"{value:.0%} {LOSSES[key]}" for key, value in sorted(lost.items(), key=lambda each: -each[1])
-        )
-        return f"{text}. Besides, the run spends {listed}"
+    losses = sorted(((shares.get(key, 0.0), words) for key, words in LOSSES.items()), reverse=True)
+    listed = [f"{value:.0%} {words}" for value, words in losses if value >= LOSS]
+    if listed:
+        return f"{text}. Besides, the run spends {', '.join(listed)}"
     if share < 1 - 3 * LOSS:
-        return f"{text}. In a run all of it takes {1 / share:.2f} times as long as measured by itself"
+        return f"{text}. In a run, this work takes {1 / share:.2f} times as long as measured on its own"
     return f"{text}. Nothing else takes {LOSS:.0%}"
 
 
-def result_of(profile: Profile, config: Config, reached: Reached | None) -> Result:
-    """What a profile says of config's algorithm and mode; `reached` is what a short run came to, if there was
-    one. Raises UsageError if no setup is possible."""
+def result_of(profile: Profile, config: Config, reached: ShortRun | None) -> Result:
+    """Return the result for config's algorithm and mode; `reached` is the short run, if there was one.
+
+    Raises UsageError if no setup is possible.
+    """
     setup = recommend(profile, config)
-    ran = setup if reached is None else reached.setup
-    sized = with_envs(config, ran.num_envs)
-    threads = ran.threads if config.mode == "sequential" else 1
-    most, times = limit(profile, sized, threads), best_times(profile, sized, threads)
-    share = None if reached is None else reached.fps / most
+    measured_setup = setup if reached is None else reached.setup
+    sized = with_envs(config, measured_setup.num_envs)
+    threads = measured_setup.threads if config.mode == "sequential" else 1
+    limit_fps, times = limit(profile, sized, threads), best_times(profile, sized, threads)
+    share = None if reached is None else reached.fps / limit_fps
     epochs = config.training.n_epochs
     return Result(
         algorithm=config.algorithm,
         mode=config.mode,
         epochs=epochs,
         threads=threads,
-        limit_fps=most,
+        limit_fps=limit_fps,
         machine_limit_fps=machine_limit(profile, sized),
         parts=times.parts,
         setup=setup,

@@ -1,7 +1,7 @@
-"""What one process measures: environments, passes of the network, matrix products, copying, sums.
+"""The measurements that one process makes: environments, the network, kernels, copies and all-reduces.
 
-Times of passes are medians over calls, of which the first is not counted. Every process of a machine does the
-same at the same time (processes/measurement_pool.py), with the threads that it is told.
+All processes of a measurement pool (processes/measurement_pool.py) make the same measurement at the same
+time, so that all cores are busy. The first call of each measurement is a warm-up.
 """
 
 from __future__ import annotations
@@ -29,68 +29,64 @@ from rlcb.rl.losses import actor_critic_loss, policy_terms
 from rlcb.rl.models import ActorCritic, make_model
 from rlcb.rl.rollout_buffer import RolloutBuffer
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 MIN_CALLS = 3
 WARM_UP_STEPS = 16
 MATRIX, CHANNELS = 512, 64
 IMAGES = (32, CHANNELS, 16, 16)
-LARGE, SMALL = 64 * 2**20, 128 * 2**10  # bytes to copy: far beyond any cache of a core, well within
+LARGE, SMALL = 64 * 2**20, 128 * 2**10  # bytes to copy: far more than a core's cache, and well within it
 REDUCE_CALLS = 30
-KEPT_SAMPLES = 128  # of which the passes are kept at a time; those of larger steps are kept for one
+CACHED_SAMPLES = 128  # samples whose activations are cached at a time, or one step if that has more samples
 
 
 def seconds_of_calls(work: Callable[[], Any], duration: float) -> list[float]:
-    """Seconds of each call, for `duration` or at least MIN_CALLS; the first call is not among them."""
+    """Return the seconds of each call of `work` in `duration` seconds, at least MIN_CALLS, after a warm-up."""
     work()
     times: list[float] = []
     start = time.perf_counter()
     while len(times) < MIN_CALLS or time.perf_counter() - start < duration:
-        begun = time.perf_counter()
+        call_start = time.perf_counter()
         work()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - call_start)
     return times
 
 
 def median_seconds(work: Callable[[], Any], duration: float) -> float:
+    """Return the median seconds of a call of `work`."""
     return statistics.median(seconds_of_calls(work, duration))
 
 
-def use_contiguous_layout(model: ActorCritic) -> None:
-    """Have a network compute in contiguous NCHW: its weights and input are copied to that layout."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.contiguous()
-    first = next(module for module in model.body.modules() if isinstance(module, nn.Conv2d))
-    first.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
-
-
 class Bench:
-    """A network, frames of the environment that it is for, and what is measured with them."""
+    """A network, frames of its environment, and the measurements that use them.
+
+    Every process of a measurement pool makes one; profiling/measure.py calls its methods by name.
+    """
 
     def __init__(self, import_seconds: float, config: Config, largest: int) -> None:
-        """`largest` is the number of samples that are measured at once, at the most."""
+        """`import_seconds` is the time that importing this module took; `largest` is the number of samples
+        in the largest pass."""
         self.config = config
-        self.largest = largest
         cpu.set_torch_threads(1)
         start = time.perf_counter()
         env = self._environments(config.env, config.env.num_envs, 1)
         frames = [env.reset()[0]]
-        made = time.perf_counter()
+        env_end = time.perf_counter()
         self.spaces = spaces_of(env)
         self.models: dict[tuple[str, str], tuple[ActorCritic, Tensor]] = {}
         self._model("channels_last", config.model.precision)
         self.startup = {
             "imports": import_seconds,
-            "environments": made - start,
-            "network": time.perf_counter() - made,
+            "environments": env_end - start,
+            "network": time.perf_counter() - env_end,
         }
         rng = np.random.default_rng(config.training.seed)
         self.actions = rng.integers(0, self.spaces.num_actions, max(largest, 4096))
         while sum(map(len, frames)) < largest:
             frames.append(env.step(self.actions[: env.num_envs])[0])
-        self.frames = torch.from_numpy(np.concatenate(frames)[:largest].copy())
         env.close()
+        self.frames = torch.from_numpy(np.concatenate(frames)[:largest].copy())
         self.noise = torch.from_numpy(rng.random(largest))
-        targets = rng.standard_normal(max(largest, KEPT_SAMPLES))
+        targets = rng.standard_normal(max(largest, CACHED_SAMPLES))
         self.targets = torch.from_numpy(targets.astype(np.float32))
 
     def _environments(self, env: EnvConfig, count: int, threads: int) -> Any:
@@ -99,19 +95,22 @@ class Bench:
         return make_vector_env(env, seeds, size, native_threads(threads))
 
     def _model(self, layout: str, precision: str) -> tuple[ActorCritic, Tensor]:
-        """The network and the vector of its gradients, as a learner has them."""
+        """Return a network and the flat vector of its gradients, as a learner has them."""
         if (layout, precision) not in self.models:
             settings = self.config.model.model_copy(update={"precision": precision})
             model = make_model(settings, self.spaces, self.config.training.seed)
-            if layout == "NCHW":
-                use_contiguous_layout(model)
+            if layout == "NCHW":  # contiguous weights and a contiguous input keep all layers in this layout
+                for parameter in model.parameters():
+                    parameter.data = parameter.data.contiguous()
+                first = next(module for module in model.body.modules() if isinstance(module, nn.Conv2d))
+                first.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
             gradient = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
             flatten_parameters(model, gradient)
             self.models[layout, precision] = model, gradient
         return self.models[layout, precision]
 
     def describe(self) -> dict[str, Any]:
-        """The network and how long it took until it was there."""
+        """Return the start-up times and the facts of the network."""
         from torch.utils.flop_counter import FlopCounterMode
 
         model, _ = self._model("channels_last", self.config.model.precision)
@@ -130,13 +129,14 @@ class Bench:
         }
 
     def environment(self, env_config: EnvConfig, count: int, threads: int, duration: float) -> float:
-        """Seconds for a step of one of `count` environments with random actions: a mean, since some steps
-        make a new level."""
+        """Return the mean seconds for one step of one of `count` environments with random actions.
+
+        A mean, since some steps are slow because they generate a level.
+        """
         env = self._environments(env_config, count, threads)
         env.reset()
-        number = spaces_of(env).num_actions
         rng = np.random.default_rng(self.config.training.seed)
-        actions = rng.integers(0, number, (512, count))
+        actions = rng.integers(0, spaces_of(env).num_actions, (512, count))
         for index in range(WARM_UP_STEPS):
             env.step(actions[index])
         start, steps = time.perf_counter(), 0
@@ -148,54 +148,55 @@ class Bench:
         return seconds
 
     def forward(self, size: int, threads: int, layout: str, precision: str, duration: float) -> float:
-        """Seconds a sample for the policy to choose actions for `size` observations."""
+        """Return the seconds per sample for choosing actions for `size` observations."""
         cpu.set_torch_threads(threads)
         model, _ = self._model(layout, precision)
-        frames, noise = self.frames[:size], self.noise[:size]
+        frames = self.frames[:size]
 
         def act() -> None:
             with torch.inference_mode():
-                logits, values = model(frames)
-                for each in (*sample_actions(logits, noise), values):
-                    each.numpy()
+                self._choose(*model(frames))
 
         return median_seconds(act, duration) / size
+
+    def _choose(self, logits: Tensor, values: Tensor) -> None:
+        """Sample actions and convert all results to NumPy, as the collector does."""
+        for each in (*sample_actions(logits, self.noise[: len(values)]), values):
+            each.numpy()
 
     def forward_backward(
         self, size: int, threads: int, layout: str, precision: str, duration: float
     ) -> float:
-        """Seconds a sample for the gradient of an actor-critic loss over a microbatch of `size`."""
+        """Return the seconds per sample for the gradient of an actor-critic loss on `size` samples."""
         cpu.set_torch_threads(threads)
         model, gradient = self._model(layout, precision)
 
         def learn() -> None:
-            loss = self._loss(*model(self.frames[:size]))
-            loss.backward()  # type: ignore[no-untyped-call]
+            self._loss(*model(self.frames[:size])).backward()  # type: ignore[no-untyped-call]
 
         seconds = median_seconds(learn, duration) / size
         gradient.zero_()
         return seconds
 
     def act_and_learn(self, size: int, threads: int, layout: str, precision: str, duration: float) -> float:
-        """Seconds a sample for the policy to choose actions for `size` observations and, some steps later, to
-        learn from the same passes: their gradient."""
+        """Return the seconds per sample for acting on `size` observations at a time and for the gradient from
+        the cached activations."""
         cpu.set_torch_threads(threads)
         model, gradient = self._model(layout, precision)
-        part = RolloutBuffer(max(1, KEPT_SAMPLES // size), size, self.spaces)
-        passes = ActivationCache(model, part, 0, lambda: None)
-        frames, noise = self.frames[:size], self.noise[:size]
+        rollout = RolloutBuffer(max(1, CACHED_SAMPLES // size), size, self.spaces)
+        cache = ActivationCache(model, rollout, 0, lambda: None)
+        frames = self.frames[:size]
 
         def act_and_learn() -> None:
-            for _ in range(part.n_steps):
-                logits, values = passes.act(frames)
+            for _ in range(rollout.n_steps):
+                logits, values = cache.act(frames)
                 with torch.inference_mode():
-                    for each in (*sample_actions(logits, noise), values):
-                        each.numpy()
-            loss = self._loss(*passes.learn(np.arange(part.num_samples)))
+                    self._choose(logits, values)
+            loss = self._loss(*cache.learn(np.arange(rollout.num_samples)))
             loss.backward()  # type: ignore[no-untyped-call]
-            passes.finish()
+            cache.finish()
 
-        seconds = median_seconds(act_and_learn, duration) / part.num_samples
+        seconds = median_seconds(act_and_learn, duration) / rollout.num_samples
         gradient.zero_()
         return seconds
 
@@ -206,17 +207,28 @@ class Bench:
         return actor_critic_loss(log_probs, entropies, values, targets, targets, self.config.training)[0]
 
     def layers(self, size: int, duration: float) -> list[dict[str, Any]]:
-        """Those of the network (profiling/bench.py), forward."""
+        """Return name, operations, bytes and forward seconds per sample of each shape of layer."""
         cpu.set_torch_threads(1)
         model, _ = self._model("channels_last", self.config.model.precision)
+        layers = [each for each in model.modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
+        records = [LayerRecord(layer, size) for layer in layers]
         with torch.inference_mode():
-            return layer_times(
-                model, size, lambda: seconds_of_calls(lambda: model(self.frames[:size]), duration)
-            )
+            seconds_of_calls(lambda: model(self.frames[:size]), duration)
+        groups: dict[str, dict[str, Any]] = {}
+        for record in records:
+            record.remove()
+            empty = {"name": record.name, "flops": 0.0, "bytes": 0.0, "seconds": 0.0}
+            group = groups.setdefault(record.name, empty)
+            group["flops"] += record.flops
+            group["bytes"] += record.bytes
+            group["seconds"] += statistics.median(record.seconds[1:]) / size
+        return list(groups.values())
 
     def peak(self, precision: str, duration: float) -> float:
-        """Operations a second of one thread at what it does best: the faster of a matrix product and of a
-        convolution, both within its cache."""
+        """Return the operations per second of one thread in its best kernel.
+
+        That is the faster of a matrix product and a convolution, both small enough for its cache.
+        """
         cpu.set_torch_threads(1)
         dtype = getattr(torch, precision)
         a, b = torch.randn(MATRIX, MATRIX, dtype=dtype), torch.randn(MATRIX, MATRIX, dtype=dtype)
@@ -231,7 +243,7 @@ class Bench:
             )
 
     def copy(self, in_cache: bool, duration: float) -> float:
-        """Bytes a second, read and written, of one thread that copies: in main memory or in its cache."""
+        """Return the bytes per second, read plus written, that one thread copies in its cache or in memory."""
         size, repeats = (SMALL, 200) if in_cache else (LARGE, 1)
         source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
 
@@ -242,77 +254,61 @@ class Bench:
         return 2 * size * repeats / median_seconds(copy, duration)
 
     def open_store(self) -> int:
-        """A place where processes can meet; returns its port."""
+        """Open a store for a rendezvous of processes and return its port."""
         use_loopback()
-        self.store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        self.store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         return int(self.store.port)
 
     def all_reduce(self, rank: int, count: int, port: int, size: int) -> float:
-        """Seconds to sum `size` bytes of float32 over `count` processes that meet at a port."""
+        """Return the median seconds of an all-reduce of `size` bytes of float32 over `count` processes."""
         cpu.set_torch_threads(1)
         use_loopback()
         if rank:
-            store = dist.TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=60))  # type: ignore[attr-defined]
+            store = dist.TCPStore(LOOPBACK, port, is_master=False, timeout=timedelta(seconds=60))  # type: ignore[attr-defined]
         else:
             store = self.store
         communicator = GlooCommunicator(store, rank, count, timeout_seconds=60)
         message, times = torch.zeros(size // 4), []
         for _ in range(REDUCE_CALLS):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             communicator.sum_(message)
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - start)
         communicator.close()
         return statistics.median(times[REDUCE_CALLS // 6 :])
 
 
-def layer_times(model: nn.Module, size: int, run: Callable[[], Any]) -> list[dict[str, Any]]:
-    """Time, operations and bytes of the convolutions and dense layers, those of one shape together, while
-    `run` has the model compute on `size` samples several times."""
-    records, handles = {}, []
-    for module in model.modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            watch = Watch(module, size)
-            records[module] = watch
-            handles.append(module.register_forward_pre_hook(watch.begin))
-            handles.append(module.register_forward_hook(watch.end))
-    run()
-    for handle in handles:
-        handle.remove()
-    groups: dict[str, dict[str, Any]] = {}
-    for watch in records.values():
-        group = groups.setdefault(
-            watch.name, {"name": watch.name, "flops": 0.0, "bytes": 0.0, "seconds": 0.0}
-        )
-        group["flops"] += watch.flops
-        group["bytes"] += watch.bytes
-        group["seconds"] += statistics.median(watch.seconds[1:]) / size
-    return list(groups.values())
-
-
-class Watch:
-    """Notes how long a layer takes, call by call, and what it does for a sample."""
+class LayerRecord:
+    """Hooks on one layer that record its seconds, call by call, and its work for one sample."""
 
     def __init__(self, layer: nn.Conv2d | nn.Linear, size: int) -> None:
+        """Install the hooks. `size` is the number of samples in each call."""
         self.size = size
         self.seconds: list[float] = []
-        self.name, self.flops, self.bytes = "", 0.0, 0.0
-        self.begun = 0.0
+        self.name, self.flops, self.bytes, self.start = "", 0.0, 0.0, 0.0
+        self.handles = [
+            layer.register_forward_pre_hook(self._before),
+            layer.register_forward_hook(self._after),
+        ]
 
-    def begin(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.begun = time.perf_counter()
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self.handles:
+            handle.remove()
 
-    def end(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.seconds.append(time.perf_counter() - self.begun)
+    def _before(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.start = time.perf_counter()
+
+    def _after(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self.seconds.append(time.perf_counter() - self.start)
         if self.name:
             return
+        assert isinstance(layer, (nn.Conv2d, nn.Linear))
         weights = sum(parameter.numel() for parameter in layer.parameters())
         moved = inputs[0].nbytes + output.nbytes + weights * output.element_size()
         self.bytes = moved / self.size
-        assert isinstance(layer, (nn.Conv2d, nn.Linear))
         self.flops = 2 * layer.weight[0].numel() * output.numel() / self.size
         if isinstance(layer, nn.Conv2d):
-            kernel = "x".join(map(str, layer.kernel_size))
-            place = "x".join(map(str, output.shape[2:]))
-            self.name = f"conv {kernel}, {layer.in_channels} to {layer.out_channels}, {place}"
+            kernel, area = "x".join(map(str, layer.kernel_size)), "x".join(map(str, output.shape[2:]))
+            self.name = f"conv {kernel}, {layer.in_channels} to {layer.out_channels}, {area}"
         else:
             self.name = f"dense {layer.in_features} to {layer.out_features}"

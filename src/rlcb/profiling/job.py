@@ -16,7 +16,7 @@ from rlcb.config.settings import EnvConfig
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_atomically
 from rlcb.machine.efficiency import find_profile
-from rlcb.machine.profile import Profile, Reached, describe_env, env_key, read_profile, write_profile
+from rlcb.machine.profile import Profile, ShortRun, describe_env, env_key, read_profile, write_profile
 from rlcb.processes.machine_load import busy_warning, measure_load
 from rlcb.processes.machine_lock import Lock, machine_lock_path
 from rlcb.processes.subprocesses import Stop
@@ -126,12 +126,12 @@ def short_runs(
     effort: Effort,
     stop: Stop,
     show: Callable[[int, str], None],
-) -> dict[Pair, Reached | None]:
+) -> dict[Pair, ShortRun | None]:
     """What each script reaches with the setup that a profile recommends; None where its run failed.
 
     `show` gets the number of the run and what goes on.
     """
-    reached: dict[Pair, Reached | None] = {}
+    reached: dict[Pair, ShortRun | None] = {}
     for number, (pair, config) in enumerate(configs.items()):
         begun = time.monotonic()
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from rlcb.config.config import Config
-from rlcb.machine.limits import NotMeasured, describe_model, passes, thread_counts
+from rlcb.machine.limits import NotMeasured, describe_model, seconds_by_size, thread_counts
 from rlcb.machine.profile import NetworkSpeed, Profile, Result
 from rlcb.profiling.advice import describe_setup
 from rlcb.text import WIDTH
@@ -131,7 +131,7 @@ def network_table(profile: Profile, name: str) -> Iterator[str]:
     yield f"Samples per second of the whole machine, {what}, by samples at once"
     yield f"{'processes x threads':<22}" + "".join(f"{size:>10,}" for size in sizes)
     for threads in thread_counts(profile):
-        seconds, count = passes(speeds, threads, profile.precision), processes(profile, threads)
+        seconds, count = seconds_by_size(speeds, threads, profile.precision), processes(profile, threads)
         cells = "".join(f"{count / seconds[size]:>10,.0f}" if size in seconds else " " * 10 for size in sizes)
         yield f"{f'{count} x {threads}':<22}{cells}"
 
@@ -141,11 +141,11 @@ def ratio(profile: Profile, name: str, precision: str, layout: str) -> float | N
     None if they were not measured."""
     speeds: tuple[NetworkSpeed, ...] = getattr(profile, name)
     try:
-        other = passes(speeds, 1, precision, layout)
+        other = seconds_by_size(speeds, 1, precision, layout)
     except NotMeasured:
         return None
     size = max(other)
-    return passes(speeds, 1, profile.precision)[size] / other[size]
+    return seconds_by_size(speeds, 1, profile.precision)[size] / other[size]
 
 
 def layouts(profile: Profile) -> str:
@@ -187,7 +187,7 @@ def gain(profile: Profile, forward: float, both: float, epochs: int) -> float:
     `both` times as fast."""
     env = next((each.seconds for each in profile.environments if each.threads == 1), 0.0)
     act, learn = (
-        min(passes(speeds, 1, profile.precision).values())
+        min(seconds_by_size(speeds, 1, profile.precision).values())
         for speeds in (profile.forward, profile.forward_backward)
     )
     return (env + act + epochs * learn) / (env + act / forward + epochs * learn / both)

@@ -25,7 +25,7 @@ from rlcb.config.yaml_file import (
 from rlcb.errors import RunError, UsageError
 from rlcb.machine.profile import Profile, Setup, env_key, resolved_model
 from rlcb.paths import PROJECT, default_config_path
-from rlcb.profiling.advice import describe_setup, settings_of
+from rlcb.profiling.advice import describe_setup, setup_settings
 
 COMMENT = 30  # the column of comments in config/*.yaml
 NAMES = {
@@ -72,7 +72,7 @@ def write_setup(path: Path, config: Config, setup: Setup, profile: Profile, over
 def configuration_text(config: Config, setup: Setup, profile: Profile) -> str:
     """The text of the file."""
     base = default_config_path(config.algorithm, config.mode)
-    own = settings_of(setup, config)
+    own = setup_settings(setup, config)
     data = config.model_dump()
     for key, value in own.items():
         set_value(data, key, value, "the recommendation")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rlcb.machine.limits import NotMeasured, passes
+from rlcb.machine.limits import NotMeasured
 from rlcb.machine.profile import LayerSpeed, Profile
 from rlcb.plots.style import BLUE, GREEN, GREY, INK, PURPLE, STYLE, VERMILION
 
@@ -86,7 +86,7 @@ def whole_passes(profile: Profile) -> list[Whole]:
     for name, speeds, how, colour in wanted:
         flops = network.forward_flops if name == "forward" else network.forward_backward_flops
         try:
-            found.append(Whole(name, flops / min(passes(speeds, 1, *how).values()) / 1e9, colour))
+            found.append(Whole(name, flops / min(seconds_by_size(speeds, 1, *how).values()) / 1e9, colour))
         except NotMeasured:
             continue
     return found
