@@ -28,7 +28,7 @@ def test_threads_and_processes_are_measured_in_doubles_and_all_together() -> Non
 
 def test_the_plan_measures_every_size_with_every_number_of_threads_and_all_cores_busy() -> None:
     config = configured()
-    steps = plan(config, [config.env], EFFORTS["quick"], 4, ("float32", "bfloat16"), 1000, True)
+    steps = list(plan(config, [config.env], EFFORTS["quick"], 4, ("float32", "bfloat16"), 1000, True))
     found = {(step.key, step.count) for step in steps}
     for threads, processes in ((1, 4), (2, 2), (4, 1)):
         assert (("environment", ENV, "easy", "{}", threads), processes) in found
@@ -109,7 +109,7 @@ def test_the_speed_of_a_short_run_is_that_after_its_first_update(tmp_path: Path)
     (tmp_path / "benchmark_metrics.json").write_text(
         json.dumps({"time_breakdown": {"learn": {"seconds": 6.0, "share": 0.8}}})
     )
-    reached = read_run(tmp_path, configured(), setup(processes=1), took=9.0)
+    reached = read_run(tmp_path, configured(), setup(processes=1), seconds=9.0)
     assert reached.fps == pytest.approx(200 / 2.5)
     assert (reached.updates, reached.startup_seconds, reached.shares) == (2, 1.5, {"learn": 0.8})
     assert (reached.setup, reached.n_steps, reached.batch_size) == (setup(processes=1), 128, 1024)

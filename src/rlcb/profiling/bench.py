@@ -40,7 +40,10 @@ CACHED_SAMPLES = 128  # samples whose activations are cached at a time, or one s
 
 
 def seconds_of_calls(work: Callable[[], Any], duration: float) -> list[float]:
-    """Return the seconds of each call of `work` in `duration` seconds, at least MIN_CALLS, after a warm-up."""
+    """Call `work` for `duration` seconds, at least MIN_CALLS times; return the seconds of each call.
+
+    One more call before them warms up.
+    """
     work()
     times: list[float] = []
     start = time.perf_counter()
@@ -243,7 +246,7 @@ class Bench:
             )
 
     def copy(self, in_cache: bool, duration: float) -> float:
-        """Return the bytes per second, read plus written, that one thread copies in its cache or in memory."""
+        """Return the bytes per second, read plus written, of one thread that copies in cache or memory."""
         size, repeats = (SMALL, 200) if in_cache else (LARGE, 1)
         source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
 

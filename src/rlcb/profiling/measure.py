@@ -104,9 +104,8 @@ def plan(
         processes = cores // threads
         who = f"{processes} x {threads} threads"
         for env in envs:
-            key = ("environment", *env_key(env), threads)
             arguments = (env, num_envs, threads, effort.env_seconds)
-            yield Step(f"{env.id}, {who}", key, arguments, processes)
+            yield Step(f"{env.id}, {who}", ("environment", *env_key(env), threads), arguments, processes)
         sizes = sorted({*effort.acting, num_envs, max(1, num_envs // processes)})
         passes = [("forward", size, "channels_last") for size in sizes]
         passes += [("forward_backward", size, "channels_last") for size in effort.learning]
@@ -118,12 +117,12 @@ def plan(
             yield Step(f"{name} of {size}, {layout}, {who}", (name, *how), (*how, seconds), processes)
     for each in set(precisions) - {precision}:
         for name, size in (("forward", ACTING), ("forward_backward", LEARNING)):
-            how = (size, 1, "channels_last", each)
-            yield Step(f"{name} of {size} in {each}", (name, *how), (*how, seconds), cores)
+            step = (size, 1, "channels_last", each)
+            yield Step(f"{name} of {size} in {each}", (name, *step), (*step, seconds), cores)
     for processes in counts_up_to(cores)[1:]:
         for size in (SMALL_SUM, 4 * parameters):
-            key = ("all_reduce", processes, size)
-            yield Step(f"sums over {processes} processes", key, (size,), processes)
+            label = f"sums over {processes} processes"
+            yield Step(label, ("all_reduce", processes, size), (size,), processes)
 
 
 class MachineMeasurement:
@@ -169,7 +168,7 @@ class MachineMeasurement:
         )
 
     def measure_parts(self, show: Show) -> None:
-        """Measure again what a run's timestep consists of: the environments and the network as runs use it."""
+        """Measure again what a timestep consists of: the environments and the network as runs use it."""
         how = ("channels_last", self.config.model.precision)
         with self._processes(show) as measurers:
             parts = [step for step in self.steps if step.key[0] == "environment" or step.key[3:] == how]
@@ -216,13 +215,9 @@ class MachineMeasurement:
                 )
                 for (env_id, mode, options, threads), seconds in with_name(medians, "environment")
             ),
-            **{
-                name: tuple(
-                    NetworkSpeed(size=size, threads=threads, layout=layout, precision=precision, seconds=each)
-                    for (size, threads, layout, precision), each in with_name(medians, name)
-                )
-                for name in ("forward", "forward_backward", "act_and_learn")
-            },
+            forward=network_speeds(medians, "forward"),
+            forward_backward=network_speeds(medians, "forward_backward"),
+            act_and_learn=network_speeds(medians, "act_and_learn"),
             layers=self.layers,
             layers_size=LEARNING,
             reduce=tuple(
@@ -245,6 +240,14 @@ def answers(measurers: Measurers, step: Step) -> list[float]:
 def with_name(medians: Mapping[Key, float], name: str) -> Iterator[tuple[Key, float]]:
     """Yield the rest of each key and the median of one method's measurements."""
     return ((key[1:], seconds) for key, seconds in medians.items() if key[0] == name)
+
+
+def network_speeds(medians: Mapping[Key, float], name: str) -> tuple[NetworkSpeed, ...]:
+    """Return the speeds that one of the bench's network methods measured."""
+    return tuple(
+        NetworkSpeed(size=size, threads=threads, layout=layout, precision=precision, seconds=seconds)
+        for (size, threads, layout, precision), seconds in with_name(medians, name)
+    )
 
 
 def machine_of(medians: Mapping[Key, float], cores: int) -> Machine:

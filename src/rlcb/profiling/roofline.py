@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rlcb.machine.limits import NotMeasured
+from rlcb.machine.limits import NotMeasured, seconds_by_size
 from rlcb.machine.profile import LayerSpeed, Profile
 from rlcb.plots.style import BLUE, GREEN, GREY, INK, PURPLE, STYLE, VERMILION
 
