@@ -27,6 +27,7 @@ from rlcb.rl import impala
 from rlcb.rl.communicator import Communicator
 from rlcb.training.base import Update
 from rlcb.training.run_folder import RunFolder
+from rlcb.training.run_spec import RunSpec
 from tests import runs, step_env
 
 N_STEPS = 4
@@ -76,7 +77,7 @@ class Team:
         context = multiprocessing.get_context("spawn")
         self.heartbeats = Heartbeats(context, actors + 1)
         ends = (context.Pipe(duplex=False), context.Pipe(duplex=False))
-        job = Job("", None, ends, self.config, RunFolder(None, self.config), 1, False, False, os.getpid())
+        job = Job("", None, ends, RunSpec(self.config, RunFolder(None, self.config)), os.getpid())
         links = [self._link(rank) for rank in range(actors + 1)]
         self.actors = [
             (SlowActor if number == slow else Actor)(job, links[1 + number], number, 0)

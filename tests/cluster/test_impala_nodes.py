@@ -37,6 +37,7 @@ from rlcb.rl import impala
 from rlcb.training.base import Update
 from rlcb.training.console import count_processes, who_waited
 from rlcb.training.run_folder import RunFolder
+from rlcb.training.run_spec import RunSpec
 from tests import cluster_runs, runs, step_env
 from tests.conftest import ThreadCommunicator
 
@@ -108,7 +109,7 @@ class Node:
         """To what the learners say to the process that started them."""
         self.heartbeats = Heartbeats(context, learners + actors)
         ends = (context.Pipe(duplex=False), context.Pipe(duplex=False))
-        job = Job("", None, ends, config, RunFolder(None, config), 1, False, False, os.getpid())
+        job = Job("", None, ends, RunSpec(config, RunFolder(None, config)), os.getpid())
         links = [
             Link(rank, self.heartbeats.begin(rank), self.heartbeats, connection, os.getpid())
             for rank in range(learners + actors)
@@ -318,9 +319,8 @@ def test_a_resumed_run_goes_on_with_what_each_node_had() -> None:
 def test_actors_that_were_replaced_before_the_run_was_resumed_count() -> None:
     context = multiprocessing.get_context("spawn")
     ours = config(2, 1)
-    job = Job(
-        "", None, None, ours, RunFolder(None, ours), 1, False, False, 0, World("hand", 2, 1, 1, None, "x", 1)
-    )
+    spec = RunSpec(ours, RunFolder(None, ours))
+    job = Job("", None, None, spec, 0, World("hand", 2, 1, 1, None, "x", 1))
     supervisor = Supervisor(context, job)
     (near, far), (_, other) = context.Pipe(), context.Pipe()
     learner = Worker(SimpleNamespace(exitcode=None), near)

@@ -14,6 +14,7 @@ from rlcb.errors import UsageError
 from rlcb.parallel.calibration import with_split_of
 from rlcb.paths import default_config_path
 from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
+from rlcb.training.run_spec import RunSpec
 
 
 def resolve_config(arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool) -> Config:
@@ -79,4 +80,4 @@ def run(arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool) -
     else:
         from rlcb.training.run import train_in_one_process as train
 
-    return train(config, folder, num_threads, arguments.resume, arguments.overwrite)
+    return train(RunSpec(config, folder, num_threads, arguments.resume, arguments.overwrite))

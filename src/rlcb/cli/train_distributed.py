@@ -26,6 +26,7 @@ from rlcb.parallel.world import World, host_name
 from rlcb.paths import default_config_path
 from rlcb.text import counted
 from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
+from rlcb.training.run_spec import RunSpec
 
 MODE = "distributed"
 FLAGS = (
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     if world.local_rank is not None:
         from rlcb.cluster.rank import train_as_rank
 
-        return train_as_rank(config, folder, num_threads, resume, arguments.overwrite, world)
+        return train_as_rank(RunSpec(config, folder, num_threads, resume, arguments.overwrite), world)
     from rlcb.parallel.supervisor import train_on_node
 
     calibration = None
@@ -98,8 +99,8 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
         world = replace(world, num_workers=config.learners_per_node)
     if world.node_rank > 0:
         print(describe_node(config, world), flush=True)
-    module = worker_module(config)
-    return train_on_node(config, folder, num_threads, resume, arguments.overwrite, module, world, calibration)
+    spec = RunSpec(config, folder, num_threads, resume, arguments.overwrite)
+    return train_on_node(spec, worker_module(config), world, calibration)
 
 
 def worker_module(config: Config) -> str:

@@ -15,6 +15,6 @@ def work(job: Job, link: Link) -> int:
     """Run this process's part, a learner or an actor of its node, until training ends; returns the exit
     code."""
     queues = slot_queues(job)
-    if link.rank >= job.config.learners_per_node:
+    if link.rank >= job.spec.config.learners_per_node:
         return act(job, link, queues)
     return rank.work(job, link, learner_maker(job, link, queues))

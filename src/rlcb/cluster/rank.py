@@ -30,7 +30,7 @@ from rlcb.processes.signals import StopSignal
 from rlcb.training.base import LearningProcess
 from rlcb.training.results import failure_recorded, write_failed_record
 from rlcb.training.run import Process, train
-from rlcb.training.run_folder import RunFolder
+from rlcb.training.run_spec import RunSpec
 from rlcb.training.trainer import Trainer
 
 
@@ -52,7 +52,7 @@ def work(job: Job, link: Link, make_trainer: Callable[..., LearningProcess] = Tr
         beat=beat,
         around_wait=link.wait_for_others,
         on_hang=on_hang,
-        memory=lambda size: link.shared_memory(job.config.parallel, size),
+        memory=lambda size: link.shared_memory(job.spec.config.parallel, size),
         broadcast=link.broadcast,
         on_taken=link.has_taken,
         root_process=job.root_process,
@@ -60,12 +60,11 @@ def work(job: Job, link: Link, make_trainer: Callable[..., LearningProcess] = Tr
     return run_rank(job, replace(job.world, local_rank=rank), starter, make_trainer)
 
 
-def train_as_rank(
-    config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool, world: World
-) -> int:
+def train_as_rank(spec: RunSpec, world: World) -> int:
     """Train in this process as one rank, which torchrun or srun has started. Errors name the rank."""
     name = world.rank_name(0 if world.local_rank is None else world.local_rank)
-    job = Job("", None, None, config, folder, num_threads, resume, overwrite, os.getpid(), world)
+    job = Job("", None, None, spec, os.getpid(), world)
+    config, folder = spec.config, spec.folder
     with StopSignal(repeats=True) as stop, failure_recorded(folder, config) as taken:
 
         def on_hang(text: str) -> None:
@@ -103,15 +102,15 @@ def run_rank(
         if starter.asked():
             raise Interrupted(starter.asked())
 
-    use_interface(world, job.config.cluster.network_interface)
-    timeout_seconds = job.config.cluster.timeout_seconds
+    use_interface(world, job.spec.config.cluster.network_interface)
+    timeout_seconds = job.spec.config.cluster.timeout_seconds
     store: Any = None
     try:
         with starter.around_wait():
-            point = open_meeting_point(world, job.config, starter)
+            point = open_meeting_point(world, job.spec.config, starter)
             point.agree_on_start("ranks", world.rank, world.size, check_start)
             store = point.connect()
-            mine = describe_self(job.config, job.resume)
+            mine = describe_self(job.spec.config, job.spec.resume)
             names = meet(store, world, mine, timeout_seconds, check_start)
         watch = Watch(point.connect, world, names, timeout_seconds, starter)
     except Interrupted as interruption:  # nothing has begun
@@ -160,11 +159,11 @@ def watched(
     def memory(size: int) -> Any:
         ours = starter.memory
         if ours is None:
-            return share_memory(store, world, job.config.parallel, size, watch)
+            return share_memory(store, world, job.spec.config.parallel, size, watch)
         return communicator.wait_for_peers(lambda: ours(size))
 
     try:
-        communicator = ClusterCommunicator(PrefixStore("gloo", store), world, job.config.cluster, watch)
+        communicator = ClusterCommunicator(PrefixStore("gloo", store), world, job.spec.config.cluster, watch)
         process = Process(
             communicator,
             check_stop,
@@ -174,7 +173,7 @@ def watched(
             starter.asked,
             starter.on_taken,
         )
-        return train(job.config, job.folder, job.num_threads, job.resume, job.overwrite, process)
+        return train(job.spec, process)
     except Interrupted as interruption:
         return interruption.exit_code
     except PeerLost:

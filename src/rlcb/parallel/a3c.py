@@ -281,7 +281,7 @@ class A3CTrainer(Trainer):
 
 def work(job: Job, link: Link) -> int:
     """Join the others through shared memory and train."""
-    config = job.config
+    config = job.spec.config
     communicator = A3CCommunicator(link, config.num_processes, job.lock)
     process = Process(
         communicator,
@@ -291,4 +291,4 @@ def work(job: Job, link: Link) -> int:
         job.root_process,
         on_taken=link.has_taken,
     )
-    return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
+    return train(job.spec, process)

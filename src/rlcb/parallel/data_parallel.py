@@ -19,7 +19,7 @@ HOST = "127.0.0.1"
 
 def work(job: Job, link: Link) -> int:
     """Join the others over gloo and train on one rollout with them."""
-    config = job.config
+    config = job.spec.config
     communicator = meet(config, link, config.num_processes)
     process = Process(
         communicator,
@@ -28,7 +28,7 @@ def work(job: Job, link: Link) -> int:
         root_process=job.root_process,
         on_taken=link.has_taken,
     )
-    return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
+    return train(job.spec, process)
 
 
 def meet(config: Config, link: Link, count: int) -> GlooCommunicator:

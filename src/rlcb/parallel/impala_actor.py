@@ -34,7 +34,7 @@ class Actor:
     def __init__(self, job: Job, link: Link, number: int, node_rank: int) -> None:
         """Actor `number` of node `node_rank`. Raises UsageError if the environments cannot be made."""
         self.link = link
-        config = self.config = job.config
+        config = self.config = job.spec.config
         self.number = number
         self.generation = link.generation
         self.env_index = (node_rank * config.actors_per_node + number) * config.envs_per_process

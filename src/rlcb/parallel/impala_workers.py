@@ -24,7 +24,7 @@ from rlcb.training.run import Process, train
 
 def work(job: Job, link: Link) -> int:
     """Run this process's part, a learner or an actor, until training ends; returns the exit code."""
-    config, queues = job.config, slot_queues(job)
+    config, queues = job.spec.config, slot_queues(job)
     if link.rank >= config.learners_per_node:
         return act(job, link, queues)
     process = Process(
@@ -35,7 +35,7 @@ def work(job: Job, link: Link) -> int:
         job.root_process,
         on_taken=link.has_taken,
     )
-    return train(config, job.folder, job.num_threads, job.resume, job.overwrite, process)
+    return train(job.spec, process)
 
 
 def slot_queues(job: Job) -> tuple[SlotQueue, ...]:
@@ -73,7 +73,7 @@ def learner_maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callab
 
 
 def act(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> int:
-    config, world, first = job.config, job.world, job.config.learners_per_node
+    config, world, first = job.spec.config, job.world, job.spec.config.learners_per_node
     actor = Actor(job, link, link.rank - first, 0 if world is None else world.node_rank)
     link.heartbeats.check(link.rank, heeds_signals=False)  # its environments are there; learners wait for all
     if not link.generation:

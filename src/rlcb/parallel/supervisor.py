@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -30,6 +30,7 @@ from rlcb.processes.suspend_clock import SuspendClock
 from rlcb.text import counted
 from rlcb.training.results import write_failed_record
 from rlcb.training.run_folder import RunFolder
+from rlcb.training.run_spec import RunSpec
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +41,12 @@ REPORT_HANG_SECONDS = 5.0  # by which a rank of a distributed run may report_han
 POLL_SECONDS = 0.25
 
 
-def train_in_workers(
-    config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool
-) -> int:
-    """Train with the processes that `config` names until the budget ends or a signal comes.
+def train_in_workers(spec: RunSpec) -> int:
+    """Train with the processes that the configuration names until the budget ends or a signal comes.
 
     Returns the exit code. Raises UsageError or RunError with the words of the worker that failed.
     """
-    calibration = None
+    calibration, config = None, spec.config
     if config.has_actors and None in (config.impala.num_actors, config.impala.num_learners):
         print("Measuring how many actors and learners suit this machine: a few seconds", flush=True)
         with StopSignal() as stop:
@@ -55,32 +54,25 @@ def train_in_workers(
                 config, calibration = calibrate(config, stop.check)
             except Interrupted as interruption:
                 return interruption.exit_code
-    module = worker_module(config)
-    return train_on_node(config, folder, num_threads, resume, overwrite, module, None, calibration)
+    return train_on_node(replace(spec, config=config), worker_module(config), None, calibration)
 
 
 def worker_module(config: Config) -> str:
     """The module whose `work` the workers of a parallel run call. Only they import it: it loads torch."""
     if config.has_actors:
         return "rlcb.parallel.impala_workers"
-    return "rlcb.parallel.a3c" if config.algorithm == "a3c" else "rlcb.parallel.data_parallel"
+    return "rlcb.parallel.a3c" if config.traits.is_asynchronous else "rlcb.parallel.data_parallel"
 
 
 def train_on_node(
-    config: Config,
-    folder: RunFolder,
-    num_threads: int,
-    resume: bool,
-    overwrite: bool,
-    module: str,
-    world: World | None,
-    calibration: Calibration | None = None,
+    spec: RunSpec, module: str, world: World | None, calibration: Calibration | None = None
 ) -> int:
     """Train with this machine's worker processes, each of which runs the function `work` of `module`.
 
     `world` is this node's place in a distributed run. Returns the exit code. Raises UsageError or RunError
     with the message of the worker that failed.
     """
+    config, num_threads = spec.config, spec.num_threads
     busy, cores = config.num_busy_processes, cpu.usable_cores()
     if busy * num_threads > cores:
         threads = counted(num_threads, "thread")
@@ -91,8 +83,7 @@ def train_on_node(
         queues = context.Pipe(duplex=False), context.Pipe(duplex=False)
     with StopSignal.blocked():  # it starts a process of its own that tidies up after it
         lock = context.Lock()
-    pid = os.getpid()
-    job = Job(module, lock, queues, config, folder, num_threads, resume, overwrite, pid, world, calibration)
+    job = Job(module, lock, queues, spec, os.getpid(), world, calibration)
     supervisor = Supervisor(context, job)
     with StopSignal(repeats=world is not None) as stop:
         try:
@@ -109,10 +100,10 @@ class Supervisor:
     def __init__(self, context: Any, job: Job) -> None:
         self.context = context
         self.job = job
-        self.config = job.config
-        self.learners = job.config.learners_per_node
+        self.config = job.spec.config
+        self.learners = job.spec.config.learners_per_node
         """Workers of this node that learn; those behind them are actors."""
-        self.heartbeats = Heartbeats(context, job.config.ranks_per_node)
+        self.heartbeats = Heartbeats(context, job.spec.config.ranks_per_node)
         self.clock = SuspendClock()
         self.grace_seconds = GRACE_SECONDS if job.world is None else CLUSTER_GRACE_SECONDS
         self.workers: list[Worker] = []

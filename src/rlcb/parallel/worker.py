@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from rlcb import cpu
-from rlcb.config.config import Config
 from rlcb.config.settings import ParallelConfig
 from rlcb.errors import Interrupted, PeerLost, RunError, UsageError
 from rlcb.parallel.calibration import Calibration
 from rlcb.parallel.heartbeat import Heartbeats
 from rlcb.processes.shared_memory import map_shared, open_rollout
 from rlcb.processes.signals import StopSignal
-from rlcb.training.run_folder import RunFolder
+from rlcb.training.run_spec import RunSpec
 
 POLL_SECONDS = 0.2  # how often who waits for a message looks whether the run goes on
 
@@ -43,11 +42,7 @@ class Job:
     """One for all workers."""
     queues: Any
     """Ends of pipes between all workers, for modules that need them; else None."""
-    config: Config
-    folder: RunFolder
-    num_threads: int
-    resume: bool
-    overwrite: bool
+    spec: RunSpec
     root_process: int
     world: Any = None
     """The node's place in a distributed run (rlcb.parallel.world.World)."""
@@ -124,7 +119,7 @@ def worker_main(job: Job, link: Link) -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s")
     code, connection = 1, link.connection
     try:
-        if job.config.hardware.tune_allocator:
+        if job.spec.config.hardware.tune_allocator:
             cpu.tune_allocator()
         connection.send(("ended", importlib.import_module(job.module).work(job, link)))
         code = 0

@@ -28,6 +28,7 @@ from rlcb.paths import PROJECT
 from rlcb.processes.subprocesses import Stop, describe_exit, run_logged
 from rlcb.profiling.short_runs import IN_ITS_FOLDER
 from rlcb.training.run_folder import RunFolder
+from rlcb.training.run_spec import RunSpec
 
 MODULE = "rlcb.profiling.trace"
 PROGRAM = (
@@ -90,10 +91,10 @@ def watch_actor(folder: Path) -> None:
 def work(job: Job, link: Link) -> int:
     """A worker of a traced run: what it would be anyway, watched if it is the first of its kind."""
     if link.rank == 0:
-        watch_learner(job.config, job.folder.root.parent)
-    elif job.config.has_actors and link.rank == job.config.num_learners:
-        watch_actor(job.folder.root.parent)
-    module = worker_module(job.config)
+        watch_learner(job.spec.config, job.spec.folder.root.parent)
+    elif job.spec.config.has_actors and link.rank == job.spec.config.num_learners:
+        watch_actor(job.spec.folder.root.parent)
+    module = worker_module(job.spec.config)
     code: int = importlib.import_module(module).work(job, link)
     return code
 
@@ -121,11 +122,11 @@ def run(settings: Path, parent: Path) -> int:
         from rlcb.training.run import train_in_one_process
 
         watch_learner(config, parent)
-        return train_in_one_process(config, folder, num_threads, False, False)
+        return train_in_one_process(RunSpec(config, folder, num_threads))
     if config.mode == "distributed":
         return train_on_one_node(config, settings, folder.root)
     supervisor.worker_module = lambda config: MODULE
-    return supervisor.train_in_workers(config, folder, num_threads, False, False)
+    return supervisor.train_in_workers(RunSpec(config, folder, num_threads))
 
 
 def train_on_one_node(config: Config, settings: Path, root: Path) -> int:

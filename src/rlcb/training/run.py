@@ -27,7 +27,7 @@ from rlcb.training.checkpoint import newest_checkpoint
 from rlcb.training.console import print_settings
 from rlcb.training.recorder import Clock, Recorder
 from rlcb.training.results import failure_recorded
-from rlcb.training.run_folder import RunFolder
+from rlcb.training.run_spec import RunSpec
 from rlcb.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -63,22 +63,15 @@ class Process:
     """Told, in the main process, the folder that the run has taken: from then on it needs a record."""
 
 
-def train(
-    config: Config,
-    folder: RunFolder,
-    num_threads: int,
-    resume: bool = False,
-    overwrite: bool = False,
-    process: Process | None = None,
-) -> int:
+def train(spec: RunSpec, process: Process | None = None) -> int:
     """Train until the budget ends or a signal comes; returns the exit code. Every process of a run calls it.
 
-    `resume` goes on from the folder's newest checkpoint, or from the beginning if there is none yet. Raises
-    UsageError before anything is written, and RunError when the run fails later; its record then says so.
+    Raises UsageError before anything is written, and RunError when the run fails later; its record then says
+    so.
     """
     process = process or Process()
-    communicator = process.communicator
-    cpu.set_torch_threads(num_threads)
+    config, folder, communicator = spec.config, spec.folder, process.communicator
+    cpu.set_torch_threads(spec.num_threads)
     clock, budget = Clock(), Budget.of(config)
     recorder: Recorder | None = None
 
@@ -87,9 +80,9 @@ def train(
         if recorder is not None:
             recorder.progress.refresh(clock.elapsed())
 
-    trainer = process.make_trainer(config, communicator, num_threads, heartbeat, process.rollout_memory)
+    trainer = process.make_trainer(config, communicator, spec.num_threads, heartbeat, process.rollout_memory)
     with contextlib.closing(folder), contextlib.closing(trainer):
-        checkpoint = prepare(config, folder, trainer, resume, overwrite)
+        checkpoint = prepare(spec, trainer)
         if communicator.is_main:
             process.on_taken(folder.root)
         if checkpoint is not None:
@@ -112,12 +105,10 @@ def train(
     return 0 if interruption is None else interruption.exit_code
 
 
-def prepare(
-    config: Config, folder: RunFolder, trainer: LearningProcess, resume: bool, overwrite: bool
-) -> dict[str, Any] | None:
-    """Take the run's folder, and load its newest checkpoint if it is resumed, which is returned."""
-    found = None
-    if resume:
+def prepare(spec: RunSpec, trainer: LearningProcess) -> dict[str, Any] | None:
+    """Lock the run's folder. If the run is resumed, load and return its newest checkpoint."""
+    config, folder, found = spec.config, spec.folder, None
+    if spec.resume:
         if trainer.communicator.is_main:
             folder.take()
         trainer.communicator.barrier()  # from here on no other run writes there
@@ -128,9 +119,9 @@ def prepare(
     trainer.communicator.barrier()  # all have read before the main process changes the folder
     if trainer.communicator.is_main:
         if found is None:
-            if resume and folder.begins_anew():
+            if spec.resume and folder.begins_anew():
                 logger.warning("no checkpoint in %s yet: the run begins anew", folder.checkpoints)
-            folder.claim(config, overwrite or resume)
+            folder.claim(config, spec.overwrite or spec.resume)
         else:
             folder.reopen(config, found[0], trainer.counters.timesteps)
     return None if found is None else found[1]
@@ -188,15 +179,14 @@ def run_until_done(
         raise
 
 
-def train_in_one_process(
-    config: Config, folder: RunFolder, num_threads: int, resume: bool, overwrite: bool
-) -> int:
-    """A sequential run: train in this process and stop at a signal."""
+def train_in_one_process(spec: RunSpec) -> int:
+    """Train in this process, the sequential mode, and stop at a signal. Returns the exit code."""
+    parallel = spec.config.parallel
 
     def rollout_memory(size: int) -> Any:
-        return map_shared(open_rollout(config.parallel, size))
+        return map_shared(open_rollout(parallel, size))
 
-    memory = None if config.parallel.buffer == "auto" else rollout_memory
-    with StopSignal() as stop, failure_recorded(folder, config) as taken:
+    memory = None if parallel.buffer == "auto" else rollout_memory
+    with StopSignal() as stop, failure_recorded(spec.folder, spec.config) as taken:
         process = Process(check_stop=stop.check, rollout_memory=memory, on_taken=taken.append)
-        return train(config, folder, num_threads, resume, overwrite, process)
+        return train(spec, process)

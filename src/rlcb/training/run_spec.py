@@ -1,0 +1,22 @@
+"""What is run: a configuration, the folder for its results, and how to begin there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlcb.config.config import Config
+from rlcb.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A training run as it is asked for. Every process of the run gets the same one."""
+
+    config: Config
+    folder: RunFolder
+    num_threads: int = 1
+    """Threads of each process."""
+    resume: bool = False
+    """Continue from the newest checkpoint in the folder, or start from the beginning if there is none yet."""
+    overwrite: bool = False
+    """Replace the run that is in the folder."""
