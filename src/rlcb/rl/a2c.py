@@ -1,4 +1,11 @@
-"""Synchronous advantage actor-critic (Mnih et al. 2016, without the asynchrony)."""
+"""Synchronous advantage actor-critic (Mnih et al. 2016, without the asynchrony). A3C learns with it too.
+
+The path of a rollout, T steps of N environments: Trainer.iterate collects it and computes its advantages
+[T, N] (rl/ppo.py has the same steps in detail); `update` makes one optimizer step on all samples
+(Learner.step), in microbatches of B samples with `loss`: logits [B, A], values [B] -> a scalar.
+Logits and values come from a forward pass over the observations or, with an activation cache, from the
+passes with which the policy acted (rl/activation_cache.py).
+"""
 
 from __future__ import annotations
 
@@ -8,53 +15,49 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlcb.config.config import Config
-from rlcb.rl.activation_cache import ActivationCache
 from rlcb.rl.learner import Learner
-from rlcb.rl.losses import actor_critic_loss, joint_explained_variance, normalisation, policy_terms
+from rlcb.rl.losses import actor_critic_loss, joint_explained_variance, normalisations, policy_terms
 from rlcb.rl.rollout_buffer import RolloutBuffer
 
-USES_GAE = True
+USES_GAE = True  # the rollout needs advantages and returns before `update`
 STATISTICS = ("policy_loss", "value_loss", "entropy")
 
 
 def update(
-    learner: Learner,
-    rollout: RolloutBuffer,
-    config: Config,
-    number: int,
-    passes: ActivationCache | None = None,
+    learner: Learner, rollout: RolloutBuffer, config: Config, update_number: int
 ) -> dict[str, float | None]:
-    """One A2C update: one optimizer step on the whole rollout, which has its advantages and returns.
+    """Make one A2C update: one optimizer step on the whole rollout.
 
-    The loss is -log pi(a|s) A + vf_coef * 0.5 (V - R)^2 - ent_coef * entropy.
-
-    `passes` are those with which this process acted: it then learns from its own samples, and goes on from
-    these passes instead of repeating them. `number`, which counts the updates of the run, has no bearing on
-    it. Returns the means over all samples.
+    The loss is -log pi(a|s) A + vf_coef * 0.5 (V - R)^2 - ent_coef * entropy. `rollout` (T, N) has its
+    advantages A and returns R; `update_number` is not used. With an activation cache this process learns
+    from the samples that it collected itself, without one from its shard of the rollout: together the
+    processes cover the same samples. Returns the metrics of the update: STATISTICS as means over all
+    samples, `grad_norm`, `explained_variance`; those that only PPO has are None.
     """
-    training, communicator = config.training, learner.communicator
+    training, communicator, cache = config.training, learner.communicator, learner.activation_cache
     explained_variance = joint_explained_variance(rollout.values, rollout.returns, communicator)
-    num_samples = rollout.num_samples * communicator.num_nodes
-    if passes is None:
-        share, own = communicator.shard(np.arange(num_samples), rollout.num_envs), rollout
-        observations = torch.from_numpy(rollout.flat("observations"))
-    else:
-        share, own = np.arange(passes.part.num_samples), passes.part
-    names = ("actions", "advantages", "returns")
-    data = {name: torch.from_numpy(getattr(own, name).reshape(-1)) for name in names}
-    centre, scale = 0.0, 1.0
+    mean, scale = 0.0, 1.0
     if training.normalize_advantages:
-        centre, scale = normalisation(rollout.flat("advantages"), communicator)
+        ((mean, scale),) = normalisations([rollout.flat("advantages")], communicator)
+    num_samples = rollout.num_samples * communicator.num_nodes
+    if cache is None:
+        source, samples = rollout, communicator.shard(np.arange(num_samples), rollout.num_envs)
+        observations = torch.from_numpy(rollout.flat("observations"))  # [T * N, ...]
+    else:
+        source, samples = cache.part, np.arange(cache.part.num_samples)
+    actions, advantages, returns = (
+        torch.from_numpy(array.reshape(-1)) for array in (source.actions, source.advantages, source.returns)
+    )
 
-    def loss(samples: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
-        batch = {name: values[samples] for name, values in data.items()}
-        logits, values = learner.model(observations[samples]) if passes is None else passes.learn(samples)
-        advantages = (batch["advantages"] - centre) * scale
-        log_probs, entropies = policy_terms(logits, batch["actions"])
-        return actor_critic_loss(log_probs, entropies, values, advantages, batch["returns"], training)
+    def loss(part: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of the samples `part` (B,) and its statistics."""
+        logits, values = learner.model(observations[part]) if cache is None else cache.forward(part)
+        log_probs, entropies = policy_terms(logits, actions[part])
+        scaled = (advantages[part] - mean) * scale
+        return actor_critic_loss(log_probs, entropies, values, scaled, returns[part], training)
 
     return {
-        **learner.step(share, num_samples, loss, finish=None if passes is None else passes.finish),
+        **learner.step(samples, num_samples, loss),
         "approx_kl": None,
         "clip_fraction": None,
         "explained_variance": explained_variance,

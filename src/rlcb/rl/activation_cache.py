@@ -1,8 +1,8 @@
-"""The passes through the convolutions with which a policy acted, kept so that learning need not repeat them.
+"""The activation cache: A2C and A3C learn from the forward passes with which the policy acted.
 
-Who learns once from what the same parameters did would compute the same features again. The dense layers
-behind the convolutions are cheap for many samples at once and dear for few, so these do learn from the whole
-share at once; the gradient of the features then goes back through what was kept.
+They learn once from each sample, with the parameters that acted, so a second forward pass through the
+convolutions would compute the same features. The dense layers are cheap for many samples at once, so they
+run again over the whole shard; the gradient of the features then goes back through the cached graph.
 """
 
 from __future__ import annotations
@@ -19,29 +19,33 @@ from rlcb.rl.rollout_buffer import RolloutBuffer
 
 
 class ActivationCache:
-    """Those of one process and one rollout."""
+    """The cached activations of one process for one rollout.
+
+    The collector calls `act` for every step. The learner then calls `forward` for every microbatch and
+    `backward` once.
+    """
 
     def __init__(
         self, model: ActorCritic, part: RolloutBuffer, sample_bytes: int, heartbeat: Callable[[], None]
     ) -> None:
-        """`part` is what the process fills while it acts; its samples are the process's share of learning.
-        Each takes `sample_bytes` until it has been learned from.
+        """`part` (T, N) are the columns of the rollout that this process collects and learns from. A sample's
+        activations take `sample_bytes` bytes until `backward` is done.
 
-        `heartbeat` is called between steps while the gradient goes back; it may raise to abandon the update.
+        `heartbeat` is called between the steps of the backward pass; it may raise to abandon the update.
         """
         self.model = model
         self.part = part
         self.sample_bytes = sample_bytes
         self.heartbeat = heartbeat
         self._features: list[Tensor] = []
-        """(N, F) of each step, with the graph behind them."""
-        self._known: Tensor | None = None
-        """The features of all samples, without a graph."""
-        self._starts: list[Tensor] = []
-        """Of each microbatch, what the dense layers began with."""
+        """The features (N, F) of each step, with their graph."""
+        self._detached: Tensor | None = None
+        """The features (T * N, F) of all samples, without a graph."""
+        self._leaves: list[Tensor] = []
+        """The input (B, F) of the dense layers for each microbatch; backward passes leave gradients here."""
 
     def act(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and values of a step's observations, to be called for one step after another."""
+        """Return logits (N, A) and values (N,) of the next step's observations, and cache its activations."""
         with torch.enable_grad():
             features = self.model.features(observations)
         features.register_hook(self._beat)  # type: ignore[no-untyped-call]
@@ -52,40 +56,41 @@ class ActivationCache:
     def _beat(self, gradient: Tensor) -> None:
         self.heartbeat()
 
-    def learn(self, samples: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Logits and values of samples t * N + i of the part, with the graph of the dense layers. All samples
-        are to be learned from, in their order."""
-        if self._known is None:
-            self._known = torch.cat([features.detach() for features in self._features])
-        start = self._known[samples].requires_grad_()
-        self._starts.append(start)
-        return self.model.heads(start)
+    def forward(self, samples: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return logits (B, A) and values (B,) of samples t * N + i, with the graph of the dense layers only.
 
-    def finish(self) -> None:
-        """Take the gradient that the features of all samples have by now on to the convolutions. This rollout
-        is done then: what was kept of it is let go of."""
-        gradients = torch.cat([start.grad for start in self._starts if start.grad is not None])
+        The calls together must cover all samples of the rollout, in order.
+        """
+        if self._detached is None:
+            self._detached = torch.cat([features.detach() for features in self._features])
+        leaf = self._detached[samples].requires_grad_()
+        self._leaves.append(leaf)
+        return self.model.heads(leaf)
+
+    def backward(self) -> None:
+        """Backpropagate the gradient of the features of all samples through the convolutions, and empty the
+        cache."""
+        gradients = torch.cat([leaf.grad for leaf in self._leaves if leaf.grad is not None])
         torch.autograd.backward(self._features, list(gradients.split(self.part.num_envs)))  # type: ignore[no-untyped-call]
-        self._features, self._starts, self._known = [], [], None
+        self._features, self._leaves, self._detached = [], [], None
 
 
 def activation_bytes(model: ActorCritic) -> int:
-    """What is kept of a sample's pass through the convolutions until its gradient has gone back; 0 for a
-    network without any."""
-    one, two = (_kept_bytes(model, samples) for samples in (1, 2))
-    return two - one
+    """Return the bytes that the cache holds for one sample; 0 for a network without convolutions."""
+    one, two = (_saved_bytes(model, samples) for samples in (1, 2))
+    return two - one  # the difference leaves out what all samples share, such as parameters in bfloat16
 
 
-def _kept_bytes(model: ActorCritic, samples: int) -> int:
-    """Also counts what does not depend on the number of samples, as parameters in another precision."""
+def _saved_bytes(model: ActorCritic, samples: int) -> int:
+    """Return the bytes that autograd saves during a forward pass through the convolutions."""
     shape, dtype = model.spaces.observation_shape, getattr(torch, model.spaces.observation_dtype)
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.enable_grad():
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), torch.enable_grad():
         features = model.features(torch.zeros((samples, *shape), dtype=dtype))
-    return sum(kept.values()) if features.requires_grad else 0
+    return sum(saved.values()) if features.requires_grad else 0

@@ -1,6 +1,10 @@
-"""IMPALA (Espeholt et al. 2018): an actor-critic that corrects for the age of the policy that acted.
+"""IMPALA's loss and update (Espeholt et al. 2018): an actor-critic that corrects for off-policy data.
 
-Here are its loss and its update. What acts and what learns at the same time is in parallel/impala_workers.py.
+The path of a batch, T steps of C columns (a column is one environment's unroll): actors act with older
+parameters and write unrolls (parallel/impala_actor.py), or Trainer.iterate collects a rollout; `update`
+makes one optimizer step (Learner.step), in microbatches of whole columns with `columns_loss`:
+model: observations [T * C, ...] -> logits, values; V-trace (rl/vtrace.py): [T, C] -> targets, advantages;
+actor_critic_loss: a scalar. The actors and learners themselves are in parallel/impala_workers.py.
 """
 
 from __future__ import annotations
@@ -14,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlcb.config.config import Config
-from rlcb.rl.communicator import Communicator
 from rlcb.rl.learner import Learner
 from rlcb.rl.losses import actor_critic_loss, policy_terms
 from rlcb.rl.models import ActorCritic
@@ -22,74 +25,68 @@ from rlcb.rl.rollout_buffer import RolloutBuffer
 from rlcb.rl.statistics import explained_from_variances
 from rlcb.rl.vtrace import Thresholds, vtrace
 
-USES_GAE = False  # computes its own advantages, from what its network says by then
-# The means of the targets and errors, and of their squares, are for the explained variance.
+USES_GAE = False  # V-trace computes advantages with the learner's network during `update`
+# Means of the value targets, of the value errors, and of their squares: they give the explained variance.
 MOMENTS = ("target", "target_square", "error", "error_square")
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "impala/rho_clipped_fraction", *MOMENTS)
-BEHAVIOUR = ("observations", "actions", "log_probs")
-OUTCOME = ("scaled_rewards", "bootstrap_values", "terminated", "truncated")
+LOSS_INPUTS = (
+    *("observations", "actions", "log_probs"),
+    *("scaled_rewards", "bootstrap_values", "terminated", "truncated"),
+)
 
 
-def successor_values(
-    values: NDArray[np.float32],
-    bootstrap_values: NDArray[np.float32],
-    truncated: NDArray[np.bool_],
-) -> NDArray[np.float32]:
-    """V of the true successor of every step, all arguments (T, N): the next row's value by the learner.
-
-    Where an episode was truncated, and after the last row, it is what `bootstrap_values` has: the successor
-    is in no row.
-    """
-    following = np.concatenate([values[1:], bootstrap_values[-1:]])
-    return np.where(truncated, bootstrap_values, following)
-
-
-def targets_and_advantages(
-    column: Mapping[str, NDArray[Any]],
-    log_ratios: NDArray[np.float32],
-    values: NDArray[np.float32],
+def update(
+    learner: Learner,
+    rollout: RolloutBuffer,
     config: Config,
-) -> tuple[Tensor, Tensor]:
-    """V-trace over some columns of a rollout, with `log_ratios` and `values` (T, N) of the learner: what V is
-    to become, and what the policy is to follow, (T * N,) each."""
-    training, impala = config.training, config.impala
-    found = vtrace(
-        log_ratios,
-        column["scaled_rewards"],
-        values,
-        successor_values(values, column["bootstrap_values"], column["truncated"]),
-        column["terminated"],
-        column["truncated"],
-        training.gamma,
-        training.gae_lambda,
-        Thresholds(
-            impala.vtrace_clip_rho_threshold,
-            impala.vtrace_clip_pg_rho_threshold,
-            impala.vtrace_clip_c_threshold,
-        ),
-    )
-    targets, advantages = (torch.from_numpy(each.reshape(-1)) for each in found)
-    return targets, advantages
+    update_number: int,
+    columns: NDArray[np.int64] | None = None,
+) -> dict[str, float | None]:
+    """Make one IMPALA update: one optimizer step on each node's `columns` of its rollout, by default all.
+
+    `rollout` (T, N) has its scaled rewards, and the learner's values of the observations behind the last row
+    in the last row of `bootstrap_values`; `update_number` is not used. Returns the metrics of the update:
+    STATISTICS without MOMENTS as means over all samples, `grad_norm`, `explained_variance`; those that only
+    PPO has are None.
+    """
+    columns = np.arange(rollout.num_envs) if columns is None else columns
+    total = len(columns) * learner.communicator.num_nodes
+    scale = total * rollout.n_steps if config.impala.loss_reduction == "sum" else 1
+
+    def loss(part: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
+        value, statistics = columns_loss(learner.model, rollout, config, part)
+        return value * scale, statistics
+
+    microbatch_columns = max(1, learner.microbatch_size // rollout.n_steps)
+    shard = learner.communicator.rank_shard(columns)
+    metrics: dict[str, float | None] = {**learner.step(shard, total, loss, microbatch_columns)}
+    target, target_square, error, error_square = (metrics.pop(name) or 0.0 for name in MOMENTS)
+    return {
+        **metrics,
+        "clip_fraction": None,
+        "explained_variance": explained_from_variances(target_square - target**2, error_square - error**2),
+        "epochs": 1,
+    }
 
 
 def columns_loss(
     model: ActorCritic, rollout: RolloutBuffer, config: Config, columns: NDArray[np.int64]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss to be minimised: -log pi(a|s) A + vf_coef * 0.5 (V - v)^2 - ent_coef * entropy, means over the
-    samples of some columns of the rollout, with targets v and advantages A of V-trace.
+    """Run the network on `columns` (C,) of the rollout and return their loss and STATISTICS.
 
-    V-trace looks along whole columns, so these are what a minibatch is made of. Returns the loss and
-    STATISTICS, means as well.
+    The loss, to be minimised, is -log pi(a|s) A + vf_coef * 0.5 (V - v)^2 - ent_coef * entropy with V-trace's
+    targets v and advantages A; it and the statistics are means over the T * C samples. V-trace needs whole
+    columns, so a minibatch consists of columns, not of samples.
     """
-    column = {name: getattr(rollout, name)[:, columns] for name in (*BEHAVIOUR, *OUTCOME)}
-    n_steps, count = column["actions"].shape
-    observations = column["observations"].reshape(n_steps * count, *rollout.spaces.observation_shape)
-    actions = torch.from_numpy(column["actions"].reshape(-1))
-    logits, values = model(torch.from_numpy(observations))
+    batch = {name: getattr(rollout, name)[:, columns] for name in LOSS_INPUTS}  # [T, C, ...]
+    n_steps, count = batch["actions"].shape
+    observations = batch["observations"].reshape(n_steps * count, *rollout.spaces.observation_shape)
+    actions = torch.from_numpy(batch["actions"].reshape(-1))
+    logits, values = model(torch.from_numpy(observations))  # [T * C, A], [T * C]
     log_probs, entropies = policy_terms(logits, actions)
-    log_ratios = log_probs.detach().numpy().reshape(n_steps, count) - column["log_probs"]
-    now = values.detach().numpy().reshape(n_steps, count)
-    targets, advantages = targets_and_advantages(column, log_ratios, now, config)
+    log_ratios = log_probs.detach().numpy().reshape(n_steps, count) - batch["log_probs"]
+    values_now = values.detach().numpy().reshape(n_steps, count)
+    targets, advantages = targets_and_advantages(batch, log_ratios, values_now, config)
     loss, statistics = actor_critic_loss(log_probs, entropies, values, advantages, targets, config.training)
     errors, ratios = targets - values.detach(), torch.from_numpy(np.exp(log_ratios))
     clipped = ratios > config.impala.vtrace_clip_rho_threshold
@@ -104,38 +101,44 @@ def columns_loss(
     }
 
 
-def own_share(columns: NDArray[np.int64], communicator: Communicator) -> NDArray[np.int64]:
-    """Which of a node's columns this process learns from."""
-    return columns[communicator.local_rank :: communicator.local_size]
-
-
-def update(
-    learner: Learner,
-    rollout: RolloutBuffer,
+def targets_and_advantages(
+    batch: Mapping[str, NDArray[Any]],
+    log_ratios: NDArray[np.float32],
+    values: NDArray[np.float32],
     config: Config,
-    number: int,
-    columns: NDArray[np.int64] | None = None,
-) -> dict[str, float | None]:
-    """One IMPALA update: one optimizer step on `columns` (all by default) of the rollout of each node.
+) -> tuple[Tensor, Tensor]:
+    """Return V-trace's value targets and policy-gradient advantages, (T * C,) each.
 
-    The rollout has its scaled rewards, and `bootstrap_values` of the learner's network in its last row.
-    `number`, which counts the updates of the run, has no bearing on it. Returns the means over all samples.
+    `batch` has the arrays (T, C) of the rollout; `log_ratios` and `values` (T, C) come from the learner's
+    network.
     """
-    columns = np.arange(rollout.num_envs) if columns is None else columns
-    share = own_share(columns, learner.communicator)
-    total = len(columns) * learner.communicator.num_nodes
-    scale = total * rollout.n_steps if config.impala.loss_reduction == "sum" else 1
+    training, impala = config.training, config.impala
+    results = vtrace(
+        log_ratios,
+        batch["scaled_rewards"],
+        values,
+        successor_values(values, batch["bootstrap_values"], batch["truncated"]),
+        batch["terminated"],
+        batch["truncated"],
+        training.gamma,
+        training.gae_lambda,
+        Thresholds(
+            impala.vtrace_clip_rho_threshold,
+            impala.vtrace_clip_pg_rho_threshold,
+            impala.vtrace_clip_c_threshold,
+        ),
+    )
+    targets, advantages = (torch.from_numpy(array.reshape(-1)) for array in results)
+    return targets, advantages
 
-    def loss(some: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
-        value, statistics = columns_loss(learner.model, rollout, config, some)
-        return value * scale, statistics
 
-    microbatch = max(1, learner.microbatch_size // rollout.n_steps)
-    metrics: dict[str, float | None] = dict(learner.step(share, total, loss, microbatch).items())
-    mean, square, error, error_square = (metrics.pop(name) or 0.0 for name in MOMENTS)
-    return {
-        **metrics,
-        "clip_fraction": None,
-        "explained_variance": explained_from_variances(square - mean**2, error_square - error**2),
-        "epochs": 1,
-    }
+def successor_values(
+    values: NDArray[np.float32], bootstrap_values: NDArray[np.float32], truncated: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """Return V of the true successor of every step (T, C): the value in the next row, by the learner's
+    network.
+
+    After a truncation and after the last row the successor is in no row; its value is in `bootstrap_values`.
+    """
+    following = np.concatenate([values[1:], bootstrap_values[-1:]])
+    return np.where(truncated, bootstrap_values, following)

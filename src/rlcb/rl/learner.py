@@ -1,4 +1,4 @@
-"""One optimisation step: gradient in microbatches, all-reduced, clipped, applied."""
+"""The learner: one optimizer step, from microbatch gradients over the all-reduce to clipping and update."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from torch import Tensor
 
 from rlcb.config.settings import TrainingConfig
 from rlcb.errors import RunError
+from rlcb.rl.activation_cache import ActivationCache
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.models import ActorCritic
 from rlcb.rl.timing import PhaseTimer
 
-# Maps sample numbers (n,) to the loss, a mean over these samples, and to named statistics, means as well.
 LossFunction = Callable[[NDArray[np.int64]], tuple[Tensor, dict[str, Tensor]]]
+"""Maps sample numbers (B,) to their mean loss and to named statistics, which are means as well."""
 
 
 def make_optimizer(parameters: Tensor, config: TrainingConfig) -> torch.optim.Optimizer:
+    """Return the configured optimizer (Adam or RMSprop) of one parameter vector."""
     if config.optimizer == "rmsprop":
         return torch.optim.RMSprop(
             [parameters], config.learning_rate, config.rmsprop_alpha, config.optimizer_eps, foreach=True
@@ -30,10 +32,10 @@ def make_optimizer(parameters: Tensor, config: TrainingConfig) -> torch.optim.Op
 
 
 def flatten_parameters(model: ActorCritic, gradient: Tensor) -> Tensor:
-    """Make all parameters of a model views of one vector, which is returned, and their gradients of another.
+    """Turn all parameters of a model into views of one vector (P,) and return that vector.
 
-    The values stay. The optimizers here work element by element, so one step on the vector is one step on
-    every parameter. `gradient` is a vector of as many zeros as the model has parameters.
+    The gradients become views of `gradient`, a vector of P zeros. Parameter values do not change. Adam and
+    RMSprop work element by element, so a step on the vector equals a step on every parameter.
     """
     parameters = list(model.parameters())
     flat = torch.empty_like(gradient)
@@ -41,21 +43,21 @@ def flatten_parameters(model: ActorCritic, gradient: Tensor) -> Tensor:
     offset = 0
     for parameter in parameters:
         shape, stride, end = parameter.shape, parameter.stride(), offset + parameter.numel()
-        home = flat[offset:end].as_strided(shape, stride)
-        home.copy_(parameter.detach())
-        parameter.data = home
+        view = flat[offset:end].as_strided(shape, stride)
+        view.copy_(parameter.detach())
+        parameter.data = view
         parameter.grad = gradient[offset:end].as_strided(shape, stride)
         offset = end
     return flat
 
 
 class Learner:
-    """Model and optimizer, with all parameters in one vector and all gradients in another.
+    """Model and optimizer of one process, with all parameters in one vector and all gradients in another.
 
     One vector means one all-reduce, one norm and one optimizer step. The gradient of a minibatch is
-    accumulated over microbatches: the same mathematics, but the activations of only one microbatch are alive
-    at a time and stay in the caches (measured with the IMPALA network on two cores: 1.5 times the samples per
-    second of whole minibatches).
+    accumulated over microbatches: the result is the same, but only one microbatch's activations are alive
+    at a time, and they fit into the CPU caches (measured with the IMPALA-CNN on two cores: 1.5 times the
+    samples per second of whole minibatches).
     """
 
     def __init__(
@@ -68,11 +70,9 @@ class Learner:
         heartbeat: Callable[[], None],
         statistics: Sequence[str],
     ) -> None:
-        """`statistics` names what the loss function returns beside the loss.
+        """`statistics` names what the loss function returns beside the loss, in order.
 
-        `heartbeat` is called between microbatches; it may raise to abandon the update. `self.apply` takes the
-        clipped gradient to the parameters: the learner's own optimizer does, unless it is set to something
-        else.
+        `heartbeat` is called between microbatches; it may raise to abandon the update.
         """
         self.model = model
         self.microbatch_size = microbatch_size
@@ -82,15 +82,19 @@ class Learner:
         self.heartbeat = heartbeat
         self.statistics = tuple(statistics)
         size = sum(parameter.numel() for parameter in model.parameters())
-        # What a minibatch's processes have to sum: the gradient, and behind it the statistics.
+        # The vector that processes sum for each minibatch: the gradient [P], then the statistics.
         self.sums = torch.zeros(size + len(self.statistics))
         self.gradient, self.statistics_sums = self.sums[:size], self.sums[size:]
         self.parameters = flatten_parameters(model, self.gradient)
         self.reduction = communicator.reduction(self.sums, list(model.parameters()))
         self.optimizer = make_optimizer(self.parameters, config)
+        self.activation_cache: ActivationCache | None = None
+        """The passes with which this process acted, if it learns from them (A2C and A3C)."""
         self.apply: Callable[[], None] = self._apply
+        """Applies the clipped gradient to the parameters; A3C replaces it to step the shared parameters."""
 
     def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of the next steps."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
@@ -100,23 +104,20 @@ class Learner:
         minibatch_size: int,
         loss_function: LossFunction,
         microbatch_size: int | None = None,
-        finish: Callable[[], None] | None = None,
     ) -> dict[str, float]:
-        """One optimizer step on the mean loss over a minibatch.
+        """Make one optimizer step on the mean loss over a minibatch.
 
-        `samples` (n,), possibly none, are this process's share of the `minibatch_size` samples, which all
-        processes together cover. A sample may be whatever the loss function takes the mean of: V-trace's are
-        columns of a rollout, fewer of which make a microbatch. `finish` takes the gradient on from where the
-        loss function began, if that was not the beginning of the network, in one more backward pass. Returns
-        the loss function's statistics as means over the whole minibatch, and `grad_norm` before clipping.
-        Raises RunError if the gradient is not finite; the parameters are then still the old ones.
+        `samples` (n,), possibly none, is this process's shard of the `minibatch_size` samples; the shards of
+        all processes cover the minibatch. IMPALA's samples are columns of a rollout and its microbatches have
+        fewer of them. Returns the statistics as means over the whole minibatch, and `grad_norm` before
+        clipping. Raises RunError, with the parameters unchanged, if the gradient is not finite.
         """
         self.sums.zero_()
         size = microbatch_size or self.microbatch_size
         with self.timer("learn"):
             for start in range(0, len(samples), size):
                 self.heartbeat()
-                part = samples[start : start + size]
+                part = samples[start : start + size]  # [B]
                 if start + len(part) == len(samples):
                     self.reduction.begin()
                 weight = len(part) / minibatch_size
@@ -124,8 +125,8 @@ class Learner:
                 (loss * weight).backward()  # type: ignore[no-untyped-call]
                 means = torch.stack([statistics[name].detach() for name in self.statistics])
                 self.statistics_sums.add_(means, alpha=weight)
-            if finish is not None:
-                finish()
+            if self.activation_cache is not None:
+                self.activation_cache.backward()
         with self.timer("sync"):
             self.reduction.finish()
         with self.timer("learn"):
@@ -143,8 +144,10 @@ class Learner:
             self.optimizer.step()
 
     def state(self) -> dict[str, Any]:
+        """Return the state dicts of model and optimizer, which share memory with them."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
