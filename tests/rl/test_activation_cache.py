@@ -1,4 +1,4 @@
-"""Learning from the passes with which a policy acted: the same gradient as from passes of its own."""
+"""The activation cache: learning from cached activations gives the gradient of a new forward pass."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def configured(keep: bool | None, microbatch: int = 1000, **model: object) -> Co
 
 
 def train(config: Config, updates: int = 3) -> tuple[Trainer, list[dict[str, float]]]:
-    """A trainer after some updates, and their metrics, those that A2C has."""
+    """Make some updates; return the trainer and each update's metrics without those that A2C lacks."""
     trainer = Trainer(config, Communicator(), 1, lambda: None)
     found = [trainer.iterate(1e-3).metrics for _ in range(updates)]
     metrics = [{name: each for name, each in row.items() if each is not None} for row in found]
@@ -54,44 +54,44 @@ def train(config: Config, updates: int = 3) -> tuple[Trainer, list[dict[str, flo
 
 
 @pytest.mark.parametrize("microbatch", [1000, 7, 1])
-def test_learning_is_the_same_whether_passes_are_kept_or_made_again(microbatch: int) -> None:
-    """Also where microbatches of the dense layers are no multiple of a step's environments."""
-    again, metrics = train(configured(False))
-    kept, figures_kept = train(configured(True, microbatch))
-    assert again.passes is None and kept.passes is not None
+def test_training_with_and_without_the_cache_gives_the_same_parameters(microbatch: int) -> None:
+    """Also if a microbatch of the dense layers is no multiple of the number of environments."""
+    plain, plain_metrics = train(configured(False))
+    cached, cached_metrics = train(configured(True, microbatch))
+    assert plain.learner.activation_cache is None and cached.learner.activation_cache is not None
     start = Trainer(configured(False), Communicator(), 1, lambda: None).learner.parameters
-    assert (again.learner.parameters - start).abs().max() > 1e-3  # it did learn
-    torch.testing.assert_close(kept.learner.parameters, again.learner.parameters, atol=2e-6, rtol=1e-4)
-    for ours, theirs in zip(figures_kept, metrics, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+    assert (plain.learner.parameters - start).abs().max() > 1e-3  # it did learn
+    torch.testing.assert_close(cached.learner.parameters, plain.learner.parameters, atol=2e-6, rtol=1e-4)
+    for actual, expected in zip(cached_metrics, plain_metrics, strict=True):
+        assert actual == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
-def test_the_gradient_is_that_of_the_whole_rollout_at_once() -> None:
-    """Against autograd on all samples, without the learner."""
+def test_the_gradient_equals_that_of_one_pass_over_the_whole_rollout() -> None:
+    """Compared with autograd on all samples, without the learner."""
     trainer = Trainer(configured(True), Communicator(), 1, lambda: None)
     trainer.collector.collect(trainer.part, 0)
     trainer._compute_advantages()
-    trainer.learner.apply = lambda: None  # what it would do to the parameters
+    trainer.learner.apply = lambda: None  # leave the parameters unchanged
     trainer.learner.max_grad_norm = 1e9
-    trainer.learn(trainer.rollout, 0)
+    a2c.update(trainer.learner, trainer.rollout, trainer.config, 0)
     gradient = trainer.learner.gradient.clone()
     rollout, training = trainer.rollout, trainer.config.training
     trainer.learner.gradient.zero_()
     logits, values = trainer.model(torch.from_numpy(rollout.flat("observations")))
     log_probs = torch.log_softmax(logits, -1)
-    taken = log_probs.gather(1, torch.from_numpy(rollout.flat("actions"))[:, None])[:, 0]
+    chosen = log_probs.gather(1, torch.from_numpy(rollout.flat("actions"))[:, None])[:, 0]
     advantages = torch.from_numpy(rollout.flat("advantages")).double()
     advantages = ((advantages - advantages.mean()) / (advantages.std() + 1e-8)).float()
     returns = torch.from_numpy(rollout.flat("returns"))
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
-    loss = -(taken * advantages).mean() + training.vf_coef * 0.5 * (values - returns).square().mean()
+    loss = -(chosen * advantages).mean() + training.vf_coef * 0.5 * (values - returns).square().mean()
     (loss - training.ent_coef * entropy).backward()
     torch.testing.assert_close(gradient, trainer.learner.gradient, atol=1e-6, rtol=1e-4)
     trainer.close()
 
 
 def test_two_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
-    """Each learns from its own part then, alone from all of it."""
+    """Each worker learns from its own samples, the single process from all of them."""
     flags: tuple[object, ...] = (
         *("--env", image_env.ID, "--num-envs", ENVS, "--n-steps", STEPS, "--total-timesteps", 240),
         *("--set", "model.impala_channels=[4, 4]", "--set", "model.hidden_size=16", "--num-threads", 1),
@@ -101,35 +101,35 @@ def test_two_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
     assert main("a2c", "sequential", False, one) == 0
     result = runs.run("train_a2c_parallel.py", *flags, "--num-workers", 2, "--output-dir", tmp_path / "2")
     assert result.returncode == 0, result.stderr
-    assert "learns from those of acting" in result.stdout
+    assert "cached while acting" in result.stdout
     torch.testing.assert_close(
         runs.parameters(tmp_path / "2"), runs.parameters(tmp_path / "1"), atol=1e-5, rtol=0
     )
 
 
-def test_in_bfloat16_both_ways_round_alike() -> None:
-    (_, exact), (_, kept) = (train(configured(keep, precision="bfloat16"), 1) for keep in (False, True))
-    assert kept[0] == pytest.approx(exact[0], rel=0.02, abs=1e-3)
+def test_in_bfloat16_metrics_are_about_equal_with_and_without_the_cache() -> None:
+    (_, plain), (_, cached) = (train(configured(keep, precision="bfloat16"), 1) for keep in (False, True))
+    assert cached[0] == pytest.approx(plain[0], rel=0.02, abs=1e-3)
 
 
-def passes_of(model: ActorCritic, heartbeat: Callable[[], None] = lambda: None) -> ActivationCache:
-    """Those of a rollout, after it has been acted."""
+def filled_cache(model: ActorCritic, heartbeat: Callable[[], None] = lambda: None) -> ActivationCache:
+    """The cache after the policy has acted in a whole rollout."""
     trainer = Trainer(configured(False), Communicator(), 1, lambda: None)
-    passes = ActivationCache(model, trainer.part, 0, heartbeat)
+    cache = ActivationCache(model, trainer.part, 0, heartbeat)
     trainer.close()
     observations = torch.from_numpy(trainer.part.observations)
     observations.random_(256)
     for step in range(STEPS):
-        passes.act(observations[step])
-    return passes
+        cache.act(observations[step])
+    return cache
 
 
 def small_model() -> ActorCritic:
     return make_model(ModelConfig.model_validate(SMALL), Spaces((16, 16, 3), "uint8", 4), 0)
 
 
-def test_a_run_can_be_stopped_while_the_gradient_goes_back() -> None:
-    """Between the steps; what was raised is what arrives."""
+def test_a_run_can_be_stopped_during_the_backward_pass() -> None:
+    """The heartbeat is called between steps; its exception reaches the caller."""
     beats = 0
 
     def heartbeat() -> None:
@@ -138,17 +138,17 @@ def test_a_run_can_be_stopped_while_the_gradient_goes_back() -> None:
         if beats == 3:
             raise Interrupted(15)
 
-    passes = passes_of(small_model(), heartbeat)
-    logits, values = passes.learn(np.arange(STEPS * ENVS))
+    cache = filled_cache(small_model(), heartbeat)
+    logits, values = cache.forward(np.arange(STEPS * ENVS))
     (logits.square().sum() + values.square().sum()).backward()  # type: ignore[no-untyped-call]
     with pytest.raises(Interrupted) as raised:
-        passes.finish()
+        cache.backward()
     assert raised.value.exit_code == 128 + 15
     assert beats == 3
 
 
-def test_buckets_are_sent_while_the_gradient_goes_back() -> None:
-    """The dense layers' before the convolutions' are computed, as in a backward pass in one."""
+def test_gradient_buckets_are_sent_during_the_backward_pass() -> None:
+    """The dense layers' bucket is sent before the convolutions' gradient is computed, as without a cache."""
     model = small_model()
     sums = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
     sent: list[int] = []
@@ -160,7 +160,7 @@ def test_buckets_are_sent_while_the_gradient_goes_back() -> None:
 
         def wait(self, work: Any) -> None: ...
 
-    passes = passes_of(model, lambda: beats_at.append(len(sent)))
+    cache = filled_cache(model, lambda: beats_at.append(len(sent)))
     reduction = BucketReduction(Recorder(), sums, list(model.parameters()), "none")
     sizes = [parameter.numel() for parameter in model.parameters()]
     dense = len(sizes) - 6
@@ -170,27 +170,27 @@ def test_buckets_are_sent_while_the_gradient_goes_back() -> None:
     for samples in (np.arange(half), np.arange(half, STEPS * ENVS)):
         if samples[0]:
             reduction.begin()
-        logits, values = passes.learn(samples)
+        logits, values = cache.forward(samples)
         (logits.square().sum() + values.square().sum()).backward()  # type: ignore[no-untyped-call]
     assert sent == [sum(sizes[dense:])]
-    passes.finish()
+    cache.backward()
     assert beats_at == [1] * STEPS
     assert sent == [sum(sizes[dense:]), sum(sizes[:dense])]
     reduction.finish()
-    assert sent[2:] == [0]  # statistics, of which there are none here
+    assert sent[2:] == [0]  # no statistics
 
 
 # --- Memory ---
 
 
-def test_the_nature_network_keeps_the_inputs_of_its_layers() -> None:
-    """As floats: the image, and what the three rectifiers give."""
+def test_a_sample_of_the_nature_cnn_takes_the_bytes_of_its_layers_inputs() -> None:
+    """In float32: the image and the outputs of the three rectifiers."""
     model = make_model(ModelConfig(architecture="nature"), PROCGEN, 0)
     places: Sequence[int] = (64 * 64 * 3, 15 * 15 * 32, 6 * 6 * 64, 4 * 4 * 64)
     assert activation_bytes(model) == 4 * sum(places)
 
 
-def test_in_bfloat16_half_as_much_is_kept() -> None:
+def test_a_sample_takes_half_the_bytes_in_bfloat16() -> None:
     def size(precision: str) -> int:
         settings = {"architecture": "nature", "precision": precision}
         return activation_bytes(make_model(ModelConfig.model_validate(settings), PROCGEN, 0))
@@ -198,12 +198,14 @@ def test_in_bfloat16_half_as_much_is_kept() -> None:
     assert size("bfloat16") == size("float32") / 2
 
 
-def test_an_mlp_keeps_nothing() -> None:
+def test_an_mlp_has_nothing_to_cache() -> None:
     model = make_model(ModelConfig(mlp_sizes=(8,)), Spaces((4,), "float32", 2), 0)
     assert activation_bytes(model) == 0
 
 
-def test_passes_are_kept_where_they_fit_into_a_quarter_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_are_cached_if_they_fit_into_a_quarter_of_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def kept(memory: int, keep: bool | None = None) -> bool:
         monkeypatch.setattr(config, "usable_memory", lambda: memory)
         return caches_activations(configured(keep), 1000)
@@ -216,7 +218,7 @@ def test_passes_are_kept_where_they_fit_into_a_quarter_of_the_memory(monkeypatch
     assert not caches_activations(ppo, 1)
 
 
-def test_nothing_can_be_kept_where_nothing_is_used_twice() -> None:
+def test_requiring_a_cache_is_refused_for_ppo_and_for_networks_without_convolutions() -> None:
     with pytest.raises(UsageError, match="keep_acting_passes = true: only A2C and A3C"):
         build_config({"algorithm": "ppo", "hardware": {"keep_acting_passes": True}}, "a test")
     vector = configured(True, mlp_sizes=(4,)).model_dump()
@@ -225,8 +227,7 @@ def test_nothing_can_be_kept_where_nothing_is_used_twice() -> None:
         Trainer(build_config(vector, "a test"), Communicator(), 1, lambda: None)
 
 
-def test_passes_that_are_not_kept_leave_the_update_to_the_samples_that_were_shared_out() -> None:
-    """Without kept passes an update is a function of the rollout alone."""
+def test_without_the_cache_an_update_needs_only_the_rollout() -> None:
     trainer, _ = train(configured(False), 1)
     before = trainer.learner.parameters.clone()
     metrics = a2c.update(trainer.learner, trainer.rollout, trainer.config, 1)

@@ -19,7 +19,7 @@ from rlcb.errors import RunError
 from rlcb.rl import ppo
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.learner import Learner
-from rlcb.rl.losses import normalisation, value_loss
+from rlcb.rl.losses import normalisations, value_loss
 from rlcb.rl.models import ActorCritic, make_model
 from rlcb.rl.rollout_buffer import RolloutBuffer
 from rlcb.rl.timing import PhaseTimer
@@ -81,10 +81,10 @@ def whole_loss(
     model: ActorCritic,
     rollout: RolloutBuffer,
     config: TrainingConfig,
-    centre: float = 0.0,
+    mean: float = 0.0,
     scale: float = 1.0,
 ) -> Callable[[NDArray[np.int64]], tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-    return partial(ppo.minibatch_loss, model, tensors(rollout), config, centre, scale)
+    return partial(ppo.minibatch_loss, model, tensors(rollout), config, mean, scale)
 
 
 def reference_loss(
@@ -200,16 +200,16 @@ def test_policy_gradient_vanishes_only_where_the_ratio_has_already_moved_far_eno
 
 def test_normalised_advantages_have_mean_zero_and_sample_deviation_one() -> None:
     advantages = np.random.default_rng(0).normal(3.0, 5.0, 40).astype(np.float32)
-    centre, scale = normalisation(advantages, Communicator())
-    normalised = (advantages.astype(np.float64) - centre) * scale
+    ((mean, scale),) = normalisations([advantages], Communicator())
+    normalised = (advantages.astype(np.float64) - mean) * scale
     assert normalised.mean() == pytest.approx(0.0, abs=1e-9)
     assert normalised.std(ddof=1) == pytest.approx(1.0, rel=1e-7)
 
 
 @pytest.mark.parametrize("advantages", [[2.5], [0.1] * 7, [-3e6] * 3])
 def test_advantages_without_spread_are_scaled_to_zero(advantages: list[float]) -> None:
-    centre, scale = normalisation(np.array(advantages, np.float32), Communicator())
-    assert centre == pytest.approx(advantages[0])
+    ((mean, scale),) = normalisations([np.array(advantages, np.float32)], Communicator())
+    assert mean == pytest.approx(advantages[0])
     assert scale == 0
 
 

@@ -14,7 +14,7 @@ from rlcb.config.settings import TrainingConfig
 from rlcb.rl import a2c, ppo
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.learner import Learner
-from rlcb.rl.losses import normalisation, normalisations
+from rlcb.rl.losses import normalisations
 from rlcb.rl.models import ActorCritic
 from rlcb.rl.rollout_buffer import RolloutBuffer
 from rlcb.rl.timing import PhaseTimer
@@ -142,30 +142,30 @@ def test_nodes_find_mean_and_deviation_of_every_minibatch(run_ranks: RunRanks) -
     ]
     found = normalise(run_ranks, [list(parts) for parts in zip(*minibatches)])
     assert found[0] == found[1] == found[2]
-    for (centre, scale), parts in zip(found[0], minibatches, strict=True):
+    for (mean, scale), parts in zip(found[0], minibatches, strict=True):
         whole = np.concatenate(parts).astype(np.float64)
-        assert centre == pytest.approx(whole.mean(), rel=1e-12)
+        assert mean == pytest.approx(whole.mean(), rel=1e-12)
         assert scale == pytest.approx(1 / (whole.std(ddof=1) + 1e-8), rel=1e-12)
 
 
 def test_numbers_that_are_large_beside_their_deviation_keep_it(run_ranks: RunRanks) -> None:
     """Their squares add up to 4e14, of which float64 keeps no hundredths."""
     parts = [[np.array([1e7, 1e7 + 1], np.float32)], [np.array([1e7 + 2, 1e7 + 3], np.float32)]]
-    for ((centre, scale),) in normalise(run_ranks, parts):
-        assert centre == 1e7 + 1.5
+    for ((mean, scale),) in normalise(run_ranks, parts):
+        assert mean == 1e7 + 1.5
         assert scale == pytest.approx((5 / 3) ** -0.5, rel=1e-7)  # squares 2.25 + .25 + .25 + 2.25, by 3
 
 
 @pytest.mark.parametrize("number", [0.1, -7e5])
 def test_advantages_without_spread_over_nodes_are_scaled_to_zero(run_ranks: RunRanks, number: float) -> None:
     parts = [[np.full(size, number, np.float32)] for size in (7, 0, 4)]
-    for ((centre, scale),) in normalise(run_ranks, parts):
-        assert centre == np.float32(number)
+    for ((mean, scale),) in normalise(run_ranks, parts):
+        assert mean == np.float32(number)
         assert scale == 0
 
 
 def test_on_one_node_nobody_is_asked(run_ranks: RunRanks, sums: list[tuple[int, int]]) -> None:
     advantages = np.random.default_rng(1).normal(-2.0, 3.0, 11).astype(np.float32)
-    whole = normalisation(advantages, Communicator())
-    assert run_ranks(3, lambda communicator: normalisation(advantages, communicator)) == [whole] * 3
+    whole = normalisations([advantages], Communicator())
+    assert run_ranks(3, lambda communicator: normalisations([advantages], communicator)) == [whole] * 3
     assert sums == []

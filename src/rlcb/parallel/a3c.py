@@ -168,7 +168,7 @@ class A3CTrainer(Trainer):
         episodes = self.collector.collect(self.part, number)
         self._compute_advantages()
         self.learner.set_learning_rate(learning_rate)
-        metrics = self.learn(self.part, number)
+        metrics = self.algorithm.update(self.learner, self.part, self.config, number)
         with self._locked():
             self._report(episodes, metrics)
             return self._take_reports()

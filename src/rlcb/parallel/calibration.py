@@ -199,11 +199,13 @@ class Bench:
 
     def learn(self) -> float:
         """Seconds to learn from a timestep."""
+        from rlcb.rl import impala
+
         process, rollout, columns = self.process, self.rollout, self.columns
         assert process is not None
 
         def update(number: int) -> None:
-            process.algorithm.update(process.learner, rollout, self.config, number, columns)
+            impala.update(process.learner, rollout, self.config, number, columns)
 
         return seconds_of(update, LEARN_SECONDS) / (len(columns) * rollout.n_steps)
 

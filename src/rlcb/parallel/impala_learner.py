@@ -26,8 +26,8 @@ from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_batches import Batches
 from rlcb.parallel.unroll_store import StoreSize, UnrollStore, store_bytes
 from rlcb.parallel.worker import Link
+from rlcb.rl import impala
 from rlcb.rl.communicator import Communicator
-from rlcb.rl.impala import own_share
 from rlcb.rl.reward_scaler import RewardScaler
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PHASES, PhaseTimer
@@ -120,9 +120,7 @@ class ImpalaLearner(LearningProcess):
             raise RunError(f"an unroll is {self.lags.max()} updates old: the order of slots was lost")
         self._bootstrap(columns)
         self.learner.set_learning_rate(learning_rate)
-        metrics = self.algorithm.update(
-            self.learner, self.store.rollout, self.config, self.counters.updates, columns
-        )
+        metrics = impala.update(self.learner, self.store.rollout, self.config, self.counters.updates, columns)
         self.count_update(len(columns) * self.communicator.num_nodes * self.config.training.n_steps)
         episodes: list[Episode] = []
         if self.leads:  # the others have learned by now, since their gradients are summed
@@ -177,7 +175,7 @@ class ImpalaLearner(LearningProcess):
 
     def _bootstrap(self, columns: NDArray[np.int64]) -> None:
         """Write V of the observation behind the last row, by this learner's network, into its share."""
-        share = own_share(columns, self.communicator)
+        share = self.communicator.rank_shard(columns)
         values = self.store.rollout.bootstrap_values[-1]
         last = self.store.last_observations.reshape(-1, *self.spaces.observation_shape)
         for start in range(0, len(share), self.microbatch_size):

@@ -195,9 +195,9 @@ class Bench:
                 logits, values = cache.act(frames)
                 with torch.inference_mode():
                     self._choose(logits, values)
-            loss = self._loss(*cache.learn(np.arange(rollout.num_samples)))
+            loss = self._loss(*cache.forward(np.arange(rollout.num_samples)))
             loss.backward()  # type: ignore[no-untyped-call]
-            cache.finish()
+            cache.backward()
 
         seconds = median_seconds(act_and_learn, duration) / rollout.num_samples
         gradient.zero_()

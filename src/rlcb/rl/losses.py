@@ -1,4 +1,4 @@
-"""Pieces that the losses of several algorithms share."""
+"""The parts of a loss that several algorithms use, and the normalisation of advantages."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlcb.config.settings import TrainingConfig
-from rlcb.rl import statistics
 from rlcb.rl.communicator import Communicator
+from rlcb.rl.statistics import explained_from_variances, explained_variance
 
 
 def policy_terms(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (B,) of the actions taken (B,) under logits (B, A), and the entropies (B,) in
-    nats."""
+    """Return the log-probabilities (B,) of `actions` (B,) under `logits` (B, A), and the policies' entropies
+    (B,) in nats."""
     all_log_probs = torch.log_softmax(logits, dim=-1)
     log_probs = all_log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     return log_probs, -(all_log_probs.exp() * all_log_probs).sum(-1)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """0.5 (V - R)^2, the mean over samples; all arguments (B,).
+    """Return the mean of 0.5 (V - R)^2 over the samples; all tensors are (B,).
 
-    With `clip_range` the larger of the squared errors of V and of V kept within `clip_range` of the old
-    value.
+    With `clip_range`, V is also clipped to `clip_range` around the old value, and the larger of the two
+    squared errors counts.
     """
     errors = (values - returns).square()
     if clip_range is not None:
@@ -44,11 +44,8 @@ def actor_critic_loss(
     targets: Tensor,
     config: TrainingConfig,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-log pi(a|s) A + vf_coef * 0.5 (V - target)^2 - ent_coef * entropy, means over samples, all arguments
-    (B,).
-
-    Returns the loss and the means of its parts.
-    """
+    """Return the mean of -log pi(a|s) A + vf_coef * 0.5 (V - target)^2 - ent_coef * entropy, and the mean of
+    each part; all tensors are (B,)."""
     policy_loss = -(log_probs * advantages).mean()
     entropy = entropies.mean()
     values_loss = value_loss(values, values, targets, clip_range=None)
@@ -59,37 +56,38 @@ def actor_critic_loss(
 def joint_explained_variance(
     values: NDArray[np.float32], returns: NDArray[np.float32], communicator: Communicator
 ) -> float | None:
-    """1 - Var[returns - values] / Var[returns] over the rollouts of all nodes, of which this process sees its
-    node's."""
+    """Return 1 - Var[returns - values] / Var[returns] over the rollouts of all nodes, None if returns have no
+    spread. `values` and `returns` are this node's."""
     if communicator.num_nodes == 1:
-        return statistics.explained_variance(values, returns)
-    samples = (returns, returns.astype(np.float64) - values)
-    found = joint_moments([moments_of(each) for each in samples], communicator)
-    return statistics.explained_from_variances(*(squares / count for count, _, squares in found))
+        return explained_variance(values, returns)
+    errors = returns.astype(np.float64) - values
+    moments = joint_moments([moments_of(returns), moments_of(errors)], communicator)
+    return explained_from_variances(*(squares / count for count, _, squares in moments))
 
 
 Moments = tuple[float, float, float]
-"""Of numbers: how many there are, their mean, the sum of their squared deviations from it."""
+"""Count, mean, and sum of squared deviations from the mean of some numbers."""
 
 
 def moments_of(numbers: NDArray[Any]) -> Moments:
+    """Return the moments of an array, computed in float64."""
     exact = numbers.astype(np.float64)
     mean = float(exact.sum()) / max(1, exact.size)
     return float(exact.size), mean, float(np.square(exact - mean).sum())
 
 
 def joint_moments(moments: Sequence[Moments], communicator: Communicator) -> list[Moments]:
-    """Moments of what all nodes have together, from those of each node, in one all-reduce (Chan et al. 1983,
-    "Algorithms for computing the sample variance").
+    """Merge the moments of each node's numbers into those of all nodes together, in one all-reduce (Chan et
+    al. 1983, "Algorithms for computing the sample variance").
 
-    Nodes tell means and deviations from them, since plain sums of squares lose the deviations of numbers that
-    are large beside them.
+    `moments` has one entry per minibatch, as has the result. Nodes exchange means and squared deviations:
+    plain sums of squares would lose the deviations of numbers with a large mean.
     """
     table = np.zeros((communicator.num_nodes, len(moments), 3))
-    if communicator.local_rank == 0:  # for all processes of its node
+    if communicator.local_rank == 0:  # one process speaks for its node
         table[communicator.node_rank] = moments
     communicator.sum_(torch.from_numpy(table))
-    counts, means, squares = np.moveaxis(table, 2, 0)  # each (nodes, minibatches)
+    counts, means, squares = np.moveaxis(table, 2, 0)  # each [nodes, minibatches]
     count = counts.sum(0)
     mean = (counts * means).sum(0) / np.maximum(1, count)
     squares = (squares + counts * np.square(means - mean)).sum(0)
@@ -99,24 +97,17 @@ def joint_moments(moments: Sequence[Moments], communicator: Communicator) -> lis
 def normalisations(
     minibatches: Sequence[NDArray[np.float32]], communicator: Communicator
 ) -> list[tuple[float, float]]:
-    """(mean, 1 / standard deviation) of the advantages of each of several minibatches.
+    """Return (mean, 1 / standard deviation) of the advantages of each minibatch.
 
-    `minibatches` are the advantages that this node has of each, perhaps none. All processes of a node see the
-    same, so on one node nobody has to be asked; nodes need one all-reduce for all minibatches.
-
-    Without spread, as in a minibatch of one sample, the second is 0: nothing tells good actions from bad.
+    `minibatches` holds this node's advantages of each, possibly none. The processes of a node have the same
+    rollout, so a single node needs no communication; several nodes need one all-reduce for all minibatches.
+    A minibatch without spread, such as a single sample, gets 0 instead of 1 / 0: it prefers no action.
     """
     moments = [moments_of(advantages) for advantages in minibatches]
     if communicator.num_nodes > 1:
         moments = joint_moments(moments, communicator)
-    found = []
+    scalings = []
     for count, mean, squares in moments:
         std = (squares / max(1.0, count - 1)) ** 0.5
-        found.append((mean, 1 / (std + 1e-8) if std > 0 else 0.0))
-    return found
-
-
-def normalisation(advantages: NDArray[np.float32], communicator: Communicator) -> tuple[float, float]:
-    """The same for one minibatch."""
-    (found,) = normalisations([advantages], communicator)
-    return found
+        scalings.append((mean, 1 / (std + 1e-8) if std > 0 else 0.0))
+    return scalings

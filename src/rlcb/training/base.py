@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,12 +19,31 @@ from rlcb.rl import a2c, impala, ppo
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.learner import Learner
 from rlcb.rl.models import largest_activation_bytes, make_model
+from rlcb.rl.rollout_buffer import RolloutBuffer
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PhaseTimer
 
 logger = logging.getLogger(__name__)
 
-UPDATES: dict[str, Any] = {"ppo": ppo, "a2c": a2c, "a3c": a2c, "impala": impala}
+
+class AlgorithmModule(Protocol):
+    """The interface of an algorithm's module in `rl/`."""
+
+    @property
+    def USES_GAE(self) -> bool:
+        """Whether the rollout needs advantages and returns before `update`."""
+
+    @property
+    def STATISTICS(self) -> tuple[str, ...]:
+        """The statistics that the loss function returns beside the loss."""
+
+    def update(
+        self, learner: Learner, rollout: RolloutBuffer, config: Config, update_number: int
+    ) -> dict[str, float | None]:
+        """Learn from a finished rollout and return the metrics of the update."""
+
+
+UPDATES: dict[str, AlgorithmModule] = {"ppo": ppo, "a2c": a2c, "a3c": a2c, "impala": impala}
 
 
 @dataclass

@@ -17,7 +17,6 @@ from rlcb import seeding
 from rlcb.config.config import Config, caches_activations
 from rlcb.envs.vector_env import make_vector_env, native_threads, spaces_of
 from rlcb.errors import UsageError
-from rlcb.rl import a2c
 from rlcb.rl.activation_cache import ActivationCache, activation_bytes
 from rlcb.rl.collector import Collector, join_states, part_of_state
 from rlcb.rl.communicator import Communicator
@@ -58,8 +57,8 @@ class Trainer(LearningProcess):
         self.env = make_vector_env(config.env, group_seeds, config.group_size, native_threads(num_threads))
         super().__init__(config, communicator, num_threads, heartbeat, timer, spaces_of(self.env))
         self.rollout, self.part = self._make_rollout(rollout_memory)
-        self.passes = self._passes(heartbeat)
-        act = None if self.passes is None else self.passes.act
+        cache = self.learner.activation_cache = self._make_activation_cache(heartbeat)
+        act = None if cache is None else cache.act
         self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat, act)
         self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
 
@@ -71,8 +70,9 @@ class Trainer(LearningProcess):
         rollout = RolloutBuffer(n_steps, num_envs, self.spaces, block)
         return rollout, rollout.columns(self.first_env % num_envs, count)
 
-    def _passes(self, heartbeat: Callable[[], None]) -> ActivationCache | None:
-        """Where the passes of acting are kept, if they are. Raises UsageError if that is not possible."""
+    def _make_activation_cache(self, heartbeat: Callable[[], None]) -> ActivationCache | None:
+        """Return a cache for acting and learning, or None if the algorithm, the network, the configuration or
+        the memory does not allow one. Raises UsageError if the configuration requires an impossible one."""
         if not self.config.traits.caches_activations:
             return None
         size = activation_bytes(self.model)
@@ -83,30 +83,24 @@ class Trainer(LearningProcess):
         return ActivationCache(self.model, self.part, size, heartbeat)
 
     def facts(self) -> dict[str, str]:
-        if self.passes is None:
+        cache = self.learner.activation_cache
+        if cache is None:
             return super().facts()
-        size = self.passes.sample_bytes * self.part.num_samples / 2**20
-        return {**super().facts(), "passes": f"learns from those of acting, {size:.0f} MB a process"}
+        size = cache.sample_bytes * self.part.num_samples / 2**20
+        return {**super().facts(), "activations": f"cached while acting, {size:.0f} MB per process"}
 
     def iterate(self, learning_rate: float) -> Update:
-        """One update: collect a rollout, compute its advantages, learn from it."""
-        number = self.counters.updates
-        episodes = self.collector.collect(self.part, number)
+        """Make one update: collect a rollout, compute its advantages, learn from it."""
+        update_number = self.counters.updates
+        episodes = self.collector.collect(self.part, update_number)
         with self.timer("wait"):
             self.communicator.barrier()
         self._compute_advantages()
         self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
-        metrics = self.learn(self.rollout, number)
+        metrics = self.algorithm.update(self.learner, self.rollout, self.config, update_number)
         self.count_update(self.rollout.num_samples * self.communicator.num_nodes)
         return Update(self.exchange(episodes), metrics)
-
-    def learn(self, rollout: RolloutBuffer, number: int) -> dict[str, float | None]:
-        """Make the update of this number from a finished rollout; returns the metrics of learning."""
-        if self.passes is not None:
-            return a2c.update(self.learner, rollout, self.config, number, self.passes)
-        metrics: dict[str, float | None] = self.algorithm.update(self.learner, rollout, self.config, number)
-        return metrics
 
     def _compute_advantages(self) -> None:
         """Write what is learned from beside what was collected."""
