@@ -14,6 +14,7 @@ from rlcb.comparison.folders import find_runs, read_log
 from rlcb.comparison.groups import group_runs
 from rlcb.comparison.runs import load_run
 from rlcb.errors import UsageError
+from rlcb.study.folder import missing_runs
 from tests.comparison_run_folders import line, write_run
 
 MEMORY_ERROR = "MemoryError: no memory for 64 environments"
@@ -65,31 +66,31 @@ class TestMissingRuns:
                 root / "ppo_sequential_coinrun_seed2",
                 f"it ended before it wrote its configuration: {MEMORY_ERROR}",
             ),
-            (root / "ppo_sequential_coinrun_seed3", "it has not begun"),
+            (root / "ppo_sequential_coinrun_seed3", "it has not started"),
         ]
 
     def test_of_a_study_folder_are_named(self, root: Path) -> None:
-        found = find_runs([str(root.parent)])
+        found = find_runs([str(root.parent)], missing_runs)
         assert found.runs == [(0, root / "ppo_sequential_coinrun_seed1")]
         assert found.left_out == self.expected(root)
 
     def test_of_what_a_shell_makes_of_a_glob_are_named(self, root: Path) -> None:
-        found = find_runs([str(path) for path in sorted(root.iterdir())])
+        found = find_runs([str(path) for path in sorted(root.iterdir())], missing_runs)
         assert [path for _, path in found.runs] == [root / "ppo_sequential_coinrun_seed1"]
         assert found.left_out == self.expected(root)
 
     def test_are_not_of_runs_that_were_chosen_one_by_one(self, root: Path) -> None:
-        assert find_runs([str(root / "ppo_sequential_coinrun_seed1")]).left_out == []
+        assert find_runs([str(root / "ppo_sequential_coinrun_seed1")], missing_runs).left_out == []
 
     def test_are_named_where_no_run_is_left(self, tmp_path: Path) -> None:
         begin_study(tmp_path / "study", seeds=[7])
-        with pytest.raises(UsageError, match=r"no run in .*_seed7: it has not begun"):
-            find_runs([str(tmp_path / "study")])
+        with pytest.raises(UsageError, match=r"no run in .*_seed7: it has not started"):
+            find_runs([str(tmp_path / "study")], missing_runs)
 
     def test_of_a_study_that_cannot_be_read_are_not_known(self, root: Path) -> None:
         (root / "study.yaml").write_text("algorithms: [dqn]\n")
-        ((path, reason),) = find_runs([str(root)]).left_out
-        assert path == root / "study.yaml" and reason.startswith("which runs are missing is not known: ")
+        ((path, reason),) = find_runs([str(root)], missing_runs).left_out
+        assert path == root / "study.yaml" and reason.startswith("the runs that are missing are unknown: ")
 
 
 class TestLog:

@@ -16,6 +16,7 @@ from rlcb.comparison.folders import find_runs
 from rlcb.comparison.groups import group_runs
 from rlcb.comparison.runs import Run, Unusable, load_run, load_runs
 from rlcb.errors import UsageError
+from rlcb.study.folder import missing_runs
 from tests.comparison_run_folders import evaluation, line, row, write_run
 
 
@@ -193,21 +194,21 @@ class TestFinding:
         a = write_run(tmp_path / "study/deep/a", line(5, 6, 100, 1))
         b = write_run(tmp_path / "study/b", line(5, 6, 100, 1))
         (tmp_path / "study/config.yaml").write_text("algorithms: [ppo]\n")  # of the study: no run
-        found = find_runs([str(b), str(tmp_path / "study"), str(tmp_path / "stu*/b")])
+        found = find_runs([str(b), str(tmp_path / "study"), str(tmp_path / "stu*/b")], missing_runs)
         assert found.runs == [(0, b), (1, a)] and found.left_out == []
 
     def test_folder_with_a_configuration_alone_is_an_empty_run(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run/config.yaml").write_text("algorithm: ppo\n")
-        ((_, path),) = find_runs([str(tmp_path)]).runs
+        ((_, path),) = find_runs([str(tmp_path)], missing_runs).runs
         assert reason(path) == "empty: it has written no row"
 
     def test_what_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no file or folder matches"):
-            find_runs([str(tmp_path / "nothing*")])
+            find_runs([str(tmp_path / "nothing*")], missing_runs)
         (tmp_path / "empty").mkdir()
         with pytest.raises(UsageError, match="no run in"):
-            find_runs([str(tmp_path / "empty")])
+            find_runs([str(tmp_path / "empty")], missing_runs)
 
     def test_files_and_empty_folders_beside_runs_do_not_stop_a_comparison(self, tmp_path: Path) -> None:
         a = write_run(tmp_path / "a", line(5, 6, 100, 1))
@@ -215,15 +216,15 @@ class TestFinding:
         (tmp_path / "empty").mkdir()
         expected = [(tmp_path / "empty", "no run in it")]
         for patterns in (sorted(map(str, tmp_path.iterdir())), [str(tmp_path / "*")]):
-            found = find_runs(patterns)
+            found = find_runs(patterns, missing_runs)
             assert [path for _, path in found.runs] == [a] and found.left_out == expected
 
     def test_what_is_not_there_is_said_whatever_else_is(self, tmp_path: Path) -> None:
         a = write_run(tmp_path / "a", line(5, 6, 100, 1))
         with pytest.raises(UsageError, match=r"no file or folder matches .*/b$"):
-            find_runs([str(a), str(tmp_path / "b")])
+            find_runs([str(a), str(tmp_path / "b")], missing_runs)
         files = [tmp_path / f"{number}.csv" for number in range(5)]
         for file in files:
             file.write_text("")
         with pytest.raises(UsageError, match=r"no run in .*/2.csv and 2 more: give the folder of a run"):
-            find_runs(list(map(str, files)))
+            find_runs(list(map(str, files)), missing_runs)

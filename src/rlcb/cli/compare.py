@@ -132,6 +132,7 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
     from rlcb.comparison.folders import find_runs
     from rlcb.comparison.groups import group_runs
     from rlcb.comparison.runs import Unusable, load_runs
+    from rlcb.study.folder import missing_runs
 
     named = [("sequential", arguments.sequential), ("parallel", arguments.parallel), (None, arguments.runs)]
     patterns = [pattern for _, each in named for pattern in each]
@@ -141,7 +142,7 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
     runs: list[tuple[int, Run]] = []
     skipped: list[tuple[Path, str]] = []
     first: dict[tuple[str | None, Path], int] = {}
-    found = find_runs(patterns)
+    found = find_runs(patterns, missing_runs)
     for (place, path), run in zip(found.runs, load_runs([path for _, path in found.runs])):
         if isinstance(run, Unusable):
             skipped.append((path, str(run)))

@@ -6,20 +6,17 @@ import glob
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlcb.comparison.runs import RECORD_FILE, ROWS_FILE, Run, as_number, dig
 from rlcb.errors import UsageError
-from rlcb.study.folder import CONFIGS, LOG_FILE, STUDY_FILE, read_study_file
-from rlcb.study.state import TRAINING_LOG, reason_in
-from rlcb.study.study import build_study
-from rlcb.training.run_folder import CONFIG_FILE
+from rlcb.training.run_folder import CONFIG_FILE, STUDY_CONFIGS, STUDY_FILE, STUDY_LOG_FILE
 
 INSIDE_RUN = ("checkpoints", "logs", "evaluation")  # folders of a run that hold no other run
-BESIDE_RUNS = (CONFIGS, "slurm")  # folders of a study that hold none
+BESIDE_RUNS = (STUDY_CONFIGS, "slurm")  # folders of a study that hold none
 NAMED = 3  # paths in a message
 
 
@@ -35,8 +32,14 @@ class Found:
     """Resolved folders of the studies that are covered as a whole."""
 
 
-def find_runs(patterns: Sequence[str]) -> Found:
-    """The run folders under paths or globs. Files are passed over: for study/* a shell names them as well.
+MissingRuns = Callable[[Path, Collection[Path]], list[tuple[Path, str]]]
+"""Maps a study's folder and the resolved folders of the runs that exist to (folder, reason) of the others."""
+
+
+def find_runs(patterns: Sequence[str], missing_runs: MissingRuns) -> Found:
+    """Return the run folders under paths or globs, and which runs their studies lack.
+
+    Files are ignored: for `study/*` a shell also names the files of the study.
 
     Raises UsageError for a pattern that nothing matches, and if there is no run at all.
     """
@@ -104,26 +107,6 @@ def _under(top: Path) -> tuple[list[Path], list[Path]]:
     return sorted([*certain, *empty]), studies
 
 
-def missing_runs(root: Path, found: Collection[Path]) -> list[tuple[Path, str]]:
-    """(folder, reason) of the runs that the study in `root` should have and that left nothing to read.
-
-    `found` are the resolved folders of those that did."""
-    path = root / STUDY_FILE
-    try:
-        study = build_study(read_study_file(path), str(path))
-    except UsageError as error:
-        return [(path, f"which runs are missing is not known: {error}")]
-    folders = [root / cell.name for cell in study.cells]
-    return [(folder, _why_missing(folder)) for folder in folders if folder.resolve() not in found]
-
-
-def _why_missing(folder: Path) -> str:
-    log = folder / TRAINING_LOG
-    if log.exists():
-        return f"it ended before it wrote its configuration: {reason_in(log)}"
-    return "it has not begun"
-
-
 @dataclass
 class Logged:
     """What the log of a study says of a run."""
@@ -174,6 +157,6 @@ def logged(runs: Iterable[Run]) -> dict[Run, Logged]:
     for run in runs:
         path = run.path.resolve()
         if path.parent not in logs:
-            logs[path.parent] = read_log(path.parent / LOG_FILE)
+            logs[path.parent] = read_log(path.parent / STUDY_LOG_FILE)
         found[run] = logs[path.parent].get(path.name, Logged())
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from rlcb.config.yaml_file import parse_yaml, read_config_file
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_atomically
 from rlcb.study.settings import check_study, settings_of
-from rlcb.study.state import State, state_of
+from rlcb.study.state import TRAINING_LOG, State, reason_in, state_of
 from rlcb.study.study import PlannedRun, Study, build_study, training_flags
+from rlcb.training.run_folder import STUDY_CONFIGS, STUDY_FILE, STUDY_LOG_FILE
 
-STUDY_FILE, LOG_FILE, CONFIGS = "study.yaml", "study_log.jsonl", "configs"
 # What may change between two starts of a study: it does not change what its runs are.
 FREE = ("cooldown", "evaluate_episodes")
 MATRIX = ("algorithms", "modes", "envs", "seeds")
@@ -54,7 +54,7 @@ class StudyFolder:
         """Write study.yaml and the configurations. Raises RunError, or UsageError for a place where nothing
         can be written."""
         try:
-            (self.root / CONFIGS).mkdir(parents=True, exist_ok=True)
+            (self.root / STUDY_CONFIGS).mkdir(parents=True, exist_ok=True)
             for pair, data in self.settings.items():
                 path = config_path(self.root, *pair)
                 if not path.exists():
@@ -71,7 +71,8 @@ class StudyFolder:
         runs = "".join(f"#   {cell.number:>3}  {cell.name}\n" for cell in self.study.cells)
         return (
             f"# A study. To go on with it: python run_benchmark.py --output-dir {self.root}\n"
-            f"# The configurations of its runs are in {CONFIGS}/. How a run stands is said by its folder.\n"
+            f"# The configurations of its runs are in {STUDY_CONFIGS}/. "
+            "How a run stands is said by its folder.\n"
             f"{settings}# runs, in their order:\n{runs}"
         )
 
@@ -84,14 +85,16 @@ class StudyFolder:
             **facts,
         }
         try:
-            with (self.root / LOG_FILE).open("a", encoding="utf-8") as file:
+            with (self.root / STUDY_LOG_FILE).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise RunError(f"cannot write to {self.root / LOG_FILE}: {error.strerror or error}") from error
+            raise RunError(
+                f"cannot write to {self.root / STUDY_LOG_FILE}: {error.strerror or error}"
+            ) from error
 
 
 def config_path(root: Path, algorithm: str, mode: str) -> Path:
-    return root / CONFIGS / f"{algorithm}_{mode}.yaml"
+    return root / STUDY_CONFIGS / f"{algorithm}_{mode}.yaml"
 
 
 def read_study_file(path: Path) -> dict[str, Any]:
@@ -109,6 +112,25 @@ def read_study_file(path: Path) -> dict[str, Any]:
             scope: str((path.parent / name).resolve()) for scope, name in given["config"].items()
         }
     return given
+
+
+def missing_runs(root: Path, found: Collection[Path]) -> list[tuple[Path, str]]:
+    """Return (folder, reason) of each run that the study in `root` plans and that is not in `found`.
+
+    `found` holds the resolved folders of the runs that exist.
+    """
+    path = root / STUDY_FILE
+    try:
+        study = build_study(read_study_file(path), str(path))
+    except UsageError as error:
+        return [(path, f"the runs that are missing are unknown: {error}")]
+    missing = []
+    for folder in (root / planned.name for planned in study.cells):
+        if folder.resolve() not in found:
+            log = folder / TRAINING_LOG
+            failure = f"it ended before it wrote its configuration: {reason_in(log)}"
+            missing.append((folder, failure if log.exists() else "it has not started"))
+    return missing
 
 
 def open_study(root: Path, given: Mapping[str, Any], extend: bool = False) -> StudyFolder:
@@ -142,7 +164,7 @@ def open_study(root: Path, given: Mapping[str, Any], extend: bool = False) -> St
 def _refuse_if_occupied(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise UsageError(f"--output-dir {root}: it is a file, not a folder")
-    if root.is_dir() and {entry.name for entry in root.iterdir()} - {CONFIGS}:
+    if root.is_dir() and {entry.name for entry in root.iterdir()} - {STUDY_CONFIGS}:
         raise UsageError(f"{root} is not empty and holds no study; give another --output-dir")
 
 

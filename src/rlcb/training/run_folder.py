@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 RESULT_FILES = ("benchmark_metrics.json", "training_summary.json", "metrics.json")
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
+# What lies beside the runs of a study, in the folder above theirs.
+STUDY_FILE, STUDY_LOG_FILE, STUDY_CONFIGS = "study.yaml", "study_log.jsonl", "configs"
 CHECKPOINT_NAME = re.compile(r"[a-z0-9]+_(sequential|parallel|distributed)_(final|best|step_\d+)\.pt")
 LOG_NAME = re.compile(r"[A-Z0-9]+_(Sequential|Parallel|Distributed)")
 
