@@ -56,7 +56,7 @@ help:  ## this list
 
 # --- Setting up ---------------------------------------------------------------------------------------------
 
-$(READY): requirements.txt setup.sh
+$(READY): requirements.txt requirements-dev.txt setup.sh
 	@VENV="$(VENV)" ./setup.sh
 
 install: $(READY)  ## set up venv/ with all that is needed (the other targets do so by themselves)

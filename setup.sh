@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes venv/, installs requirements.txt into it and checks that the result works. bash 3.2 (macOS) will do.
+# Makes venv/, installs the requirements and this package into it, and checks the result. For bash 3.2 or later.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -7,23 +7,25 @@ usage() {
     cat <<'TEXT'
 Usage: ./setup.sh [--plan] [--help]
 
-Makes a virtual environment in venv/, installs requirements.txt into it and checks that torch, Gymnasium
-and Procgen work. Run it again at any time: it does nothing when all is in place, updates what
-requirements.txt asks for when that has changed, and repairs a setup that was interrupted.
+Makes a virtual environment in venv/, installs requirements.txt, requirements-dev.txt (tools for tests and
+style) and this package into it, and checks that torch, Gymnasium and Procgen work. The package is installed
+editable: the command venv/bin/rlcb and `import rlcb` use the files of this folder. Run it again at any time:
+it does nothing if all is in place, updates packages if the requirements have changed, and repairs an
+interrupted setup.
 
-  --plan   print what would be done, change nothing
+  --plan   print the steps, change nothing
   --help   print this text
 
 Environment variables:
-  PYTHON       the Python to use (3.10 to 3.12); without it the first that fits of python3.11, python3.12,
-               python3.10 and python3 on the PATH
-  VENV         the folder of the virtual environment, seen from this folder (default: venv)
-  TORCH_BUILD  cpu: only a torch without CUDA will do; default: the torch that pip takes by itself.
-               Without it: cpu on Linux without an NVIDIA GPU, default elsewhere
+  PYTHON       the Python to use (3.10 to 3.12); by default the first one on the PATH of python3.11,
+               python3.12, python3.10 and python3
+  VENV         the folder of the virtual environment, relative to this folder (default: venv)
+  TORCH_BUILD  cpu: accept only a torch without CUDA; default: install the torch that pip chooses.
+               If not set: cpu on Linux without an NVIDIA GPU, default elsewhere
 
-Where the CPU build comes from: if pip has package sources of its own (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL or
-PIP_FIND_LINKS, or the like in pip's configuration), from these, and setup stops before it installs anything
-if they offer a CUDA build. Otherwise uv, installed into the virtual environment, fetches PyTorch's CPU build.
+The CPU build of torch comes from pip's package sources if any are configured (PIP_INDEX_URL,
+PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, or pip's configuration file); if they offer a CUDA build, setup stops
+before it installs anything. Otherwise uv, installed into the virtual environment, downloads the CPU build.
 TEXT
 }
 
@@ -31,28 +33,30 @@ TEXT
 
 say() { printf '%s\n' "$*"; }
 
-die() {  # die CODE MESSAGE: one line on stderr; 2 for what the user can put right, 1 for a step that failed
+die() {  # die CODE MESSAGE: print one line on stderr; code 2: the user can correct it, code 1: a step failed
     printf 'setup.sh: %s\n' "$2" >&2
     exit "$1"
 }
 
-run() {  # run COMMAND...: carry it out, or with --plan only print it
+run() {  # run COMMAND...: run it, or only print it with --plan
     if [ "$plan" = no ]; then "$@"; else say "would run:$(printf ' %q' "$@")"; fi
 }
 
 # --- Small programs for Python ------------------------------------------------------------------------------
 
-# Version, implementation, system and machine of an interpreter; Python 2 must be able to answer as well.
+# Prints version, implementation, system and machine of an interpreter. Must run in Python 2 as well.
 PROBE='import platform, sys
 system = "linux" if sys.platform.startswith("linux") else sys.platform
 facts = sys.version_info[0], sys.version_info[1], platform.python_implementation(), system, platform.machine()
 sys.stdout.write("%d.%d %s %s %s\n" % facts)'
 
-# What the stamp of a finished setup must say.
+# Prints what the stamp of a finished setup contains: a hash of the requirements, and the Python version.
 KEY='import hashlib, sys
-print(hashlib.sha256(open("requirements.txt", "rb").read()).hexdigest(), "%d.%d" % sys.version_info[:2])'
+wanted = b"".join(open(name, "rb").read() for name in ("requirements.txt", "requirements-dev.txt"))
+print(hashlib.sha256(wanted).hexdigest(), "%d.%d" % sys.version_info[:2])'
 
-# "absent", "cpu" or "cuda": the torch of the virtual environment, if it is the one requirements.txt wants.
+# Prints the build of the torch in the virtual environment, "cpu" or "cuda", or "absent" if its version is not
+# the one in requirements.txt.
 TORCH_STATE='import importlib.metadata, pathlib, re, runpy
 try:
     found = importlib.metadata.distribution("torch")
@@ -63,7 +67,7 @@ except (importlib.metadata.PackageNotFoundError, OSError):
     state = "absent"
 print(state)'
 
-# Is the torch in a report of `pip install --dry-run` a CUDA build? Prints its version if so.
+# Prints the version of the torch in a report of `pip install --dry-run` if it is a CUDA build.
 CUDA_IN_REPORT='import json, re, sys
 for item in json.load(open(sys.argv[1]))["install"]:
     about = item["metadata"]
@@ -71,8 +75,8 @@ for item in json.load(open(sys.argv[1]))["install"]:
     if about["name"] == "torch" and (needs_cuda or "+cu" in about["version"]):
         print(about["version"])'
 
-# An installation that was killed leaves packages without their list of files, or with files missing:
-# forget these, so that pip installs them again.
+# A killed installation leaves packages without their list of files, or with missing files. Removes the
+# metadata of such packages, so that pip installs them again.
 FORGET_BROKEN='import importlib.metadata, pathlib, shutil, sysconfig
 site = pathlib.Path(sysconfig.get_paths()["purelib"])
 for info in sorted(site.glob("*.dist-info")):
@@ -82,7 +86,8 @@ for info in sorted(site.glob("*.dist-info")):
         shutil.rmtree(info)'
 
 VERIFY='import importlib.metadata as md, platform
-import gym, gymnasium, imageio_ffmpeg, matplotlib, numpy, psutil, pydantic, scipy, shimmy, torch, yaml
+import gym, gymnasium, imageio_ffmpeg, jinja2, matplotlib, numpy
+import psutil, pydantic, rich, scipy, shimmy, torch, yaml
 from procgen import ProcgenGym3Env
 imageio_ffmpeg.get_ffmpeg_exe()
 env = ProcgenGym3Env(num=2, env_name="coinrun", num_levels=1, start_level=0)
@@ -100,7 +105,7 @@ print("Python %s, torch %s, numpy %s, gymnasium %s, %s; coinrun steps" % (
 
 # --- Which Python -------------------------------------------------------------------------------------------
 
-# Fails where the command exists but does not run, as a pyenv shim may.
+# Fails if the command exists but does not run, for example a pyenv shim.
 probe() { "$1" -c "$PROBE" 2>/dev/null </dev/null; }
 
 fits() {  # fits "3.11 CPython linux x86_64"
@@ -112,7 +117,7 @@ fits() {  # fits "3.11 CPython linux x86_64"
     esac
 }
 
-candidates() {  # one path a line; behind a shim that fails, the same name later on the PATH may work
+candidates() {  # prints one path a line; a working Python may stand behind a failing shim on the PATH
     local name
     if [ -n "${PYTHON:-}" ]; then
         type -aP "$PYTHON" || true
@@ -121,7 +126,7 @@ candidates() {  # one path a line; behind a shim that fails, the same name later
     for name in python3.11 python3.12 python3.10 python3; do type -aP "$name" || true; done
 }
 
-pick_python() {  # sets python and python_facts, or ends with the reason
+pick_python() {  # sets python and python_facts, or exits with the reason
     local path facts found="" bare="" version
     while IFS= read -r path; do
         facts=$(probe "$path") || continue
@@ -161,7 +166,7 @@ has_nvidia_gpu() { [ -e /dev/nvidia0 ] || nvidia-smi -L >/dev/null 2>&1; }
 
 choose_build() {  # sets build to cpu or default, and why
     case "${TORCH_BUILD:-}" in
-        cpu | default) build=$TORCH_BUILD why="TORCH_BUILD says so" ;;
+        cpu | default) build=$TORCH_BUILD why="set by TORCH_BUILD" ;;
         "")
             if [[ "$python_facts" != *" linux "* ]]; then build=default why="only Linux has CUDA builds"
             elif has_nvidia_gpu; then build=default why="this machine has an NVIDIA GPU"
@@ -177,14 +182,14 @@ pip_has_sources() {  # pip_has_sources PYTHON
     [[ "$settings" =~ (index-url|find-links)=.{3} ]]  # more than the two quotes of an empty value
 }
 
-refuse_cuda() {  # before anything is installed: is the torch that pip would take a CUDA build?
+refuse_cuda() {  # exits if pip would install a CUDA build of torch; runs before anything is installed
     local version
-    # From 23.3 on a dry run reads the metadata alone instead of fetching the package.
+    # Since pip 23.3 a dry run reads only the metadata and does not download the package.
     run "$vpy" -m pip install --quiet 'pip>=23.3' ||
-        die 1 "pip could not be updated (its own words are above)"
+        die 1 "pip could not be updated (see its output above)"
     run "$vpy" -m pip install --quiet --dry-run --no-deps --ignore-installed \
         --report "$scratch/report.json" -r "$scratch/torch.txt" ||
-        die 1 "pip found no torch that fits (its own words are above)"
+        die 1 "pip found no torch that fits (see its output above)"
     if [ "$plan" = yes ]; then return; fi
     version=$("$vpy" -c "$CUDA_IN_REPORT" "$scratch/report.json")
     if [ -n "$version" ]; then
@@ -216,37 +221,40 @@ install() {
         fi
         build=default why="$venv already holds a CUDA build"
     fi
-    say "Installing requirements.txt (torch: $build build; $why)"
+    say "Installing the requirements (torch: $build build; $why)"
     case "$python_facts" in *" linux "*) ;; *) build=default ;; esac
     if [ "$build" = cpu ] && ! pip_has_sources "$([ -x "$vpy" ] && echo "$vpy" || echo "$python")"; then
         run "$vpy" -m pip install --quiet 'uv>=0.7' ||
-            die 1 "uv could not be installed (pip's own words are above)"
-        run "$venv/bin/uv" pip install --python "$vpy" --torch-backend=cpu -r requirements.txt ||
-            die 1 "installing requirements.txt failed (uv's own words are above); run it again to continue"
-        return
+            die 1 "uv could not be installed (see pip's output above)"
+        run "$venv/bin/uv" pip install --python "$vpy" --torch-backend=cpu \
+            -r requirements.txt -r requirements-dev.txt ||
+            die 1 "installing the requirements failed (see uv's output above); run it again to continue"
+    else
+        if [ "$build" = cpu ] && [ "$state" = absent ]; then refuse_cuda; fi
+        run "$vpy" -m pip install -r requirements.txt -r requirements-dev.txt ||
+            die 1 "installing the requirements failed (see pip's output above); run it again to continue"
     fi
-    if [ "$build" = cpu ] && [ "$state" = absent ]; then refuse_cuda; fi
-    run "$vpy" -m pip install -r requirements.txt ||
-        die 1 "installing requirements.txt failed (pip's own words are above); run it again to continue"
+    run "$vpy" -m pip install --quiet --no-deps --no-build-isolation --editable . ||
+        die 1 "this package could not be installed (see pip's output above)"
 }
 
 verify() {
-    local told
+    local report
     if [ "$plan" = yes ]; then
         say "would check: torch, gymnasium and procgen import, coinrun steps"
         return
     fi
-    told=$("$vpy" -W ignore -c "$VERIFY" 2>"$scratch/errors") ||
+    report=$("$vpy" -W ignore -c "$VERIFY" 2>"$scratch/errors") ||
         die 1 "the installation does not work: $(tail -n 1 "$scratch/errors") (rm -r $venv and run it again)"
-    if [ "$build" = cpu ] && [ "${told%%$'\n'*}" != cpu ]; then
+    if [ "$build" = cpu ] && [ "${report%%$'\n'*}" != cpu ]; then
         die 1 "torch came as a CUDA build, but $why: remove $venv, or accept it with TORCH_BUILD=default"
     fi
-    say "${told#*$'\n'}"
+    say "${report#*$'\n'}"
 }
 
 rm_stamp() { if [ "$plan" = no ]; then rm -f "$stamp"; fi; }
 
-write_stamp() {  # the very last step: whatever ends the setup before leaves no stamp
+write_stamp() {  # the last step, so that an interrupted setup has no stamp
     if [ "$plan" = yes ]; then return; fi
     "$vpy" -c "$KEY" >"$stamp.new"
     mv "$stamp.new" "$stamp"
@@ -257,7 +265,7 @@ up_to_date() {
     [ "${TORCH_BUILD:-}" != cpu ] || [ "$("$vpy" -c "$TORCH_STATE")" = cpu ]
 }
 
-venv_is_usable() {  # its Python runs, fits, has pip, and is of the version asked for
+venv_is_usable() {  # true if its Python runs, fits, has pip and has the version asked for
     venv_facts=$(probe "$vpy") && fits "$venv_facts" || return 1
     if [ -n "${PYTHON:-}" ]; then
         pick_python
@@ -287,7 +295,7 @@ main() {
         python=$vpy python_facts=$venv_facts
         choose_build
         if up_to_date; then
-            if [ "$plan" = no ]; then touch "$stamp"; fi  # make compares its age with requirements.txt
+            if [ "$plan" = no ]; then touch "$stamp"; fi  # make compares its age with the requirements
             say "$venv/ is up to date (Python ${python_facts%% *})"
             exit 0
         fi
@@ -300,7 +308,7 @@ main() {
     verify
     write_stamp
     if [ "$plan" = no ]; then
-        say "Ready: 'make' lists what there is to do, 'source $venv/bin/activate' opens the environment"
+        say "Ready: 'make' lists the commands; 'source $venv/bin/activate' puts rlcb and python on the PATH"
     fi
 }
 

@@ -35,8 +35,10 @@ class Program:
     flags: tuple[str, ...]
 
     @property
-    def training(self) -> tuple[str, str, bool] | None:
+    def training(self) -> tuple[str, str, bool | None] | None:
         """Algorithm, mode and whether it is timed, of a training script."""
+        if self.name == "train.py":
+            return self.value("--algorithm") or "ppo", self.value("--mode") or "parallel", None
         name = SCRIPT.fullmatch(self.name)
         return OLD_NAMES.get(self.name) or (name and (name[1], name[2], name[3] is not None))
 
@@ -85,14 +87,14 @@ def parse(program: Program) -> argparse.Namespace:
 def resolve(program: Program, arguments: argparse.Namespace) -> None:
     """Build the configuration that a training script would train with. Raises UsageError."""
     assert program.training is not None
-    algorithm, mode, timed = program.training
+    algorithm, mode, _ = program.training
     if mode == "distributed":
         data, source = train_distributed.settings(arguments, algorithm)
         workers = {} if algorithm == "impala" else {"num_workers": 1}
         data["cluster"] = {**(data.get("cluster") or {}), "num_nodes": 1, **workers}
         train_distributed.build_config(data, source)
     elif not arguments.resume:
-        train.resolve_config(arguments, algorithm, mode, timed)
+        train.resolve_config(arguments)
 
 
 @dataclass

@@ -20,6 +20,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NVIDIA_DEVICE = Path("/dev/nvidia0").exists()
+PIP = "pip install -r requirements.txt -r requirements-dev.txt"
+PACKAGE = "pip install --quiet --no-deps --no-build-isolation --editable ."
 
 # The virtual environment that it makes is a real one, without pip, in which it stands in for the interpreter.
 FAKE_PYTHON = r"""#!/bin/bash
@@ -41,7 +43,7 @@ case "$*" in
         case "$*" in
             *--report*) while [ "$1" != --report ]; do shift; done; cp "$HERE/report.json" "$2" ;;
             *"uv>="*) cp "$HERE/uv" "$(dirname "$0")/uv" ;;
-            *"-r requirements.txt") if [ -e "$HERE/kill" ]; then rm "$HERE/kill"; kill -9 $PPID; fi
+            *"-r requirements-dev.txt") if [ -e "$HERE/kill" ]; then rm "$HERE/kill"; kill -9 $PPID; fi
                                     [ ! -e "$HERE/fail" ] ;;
         esac ;;
     *ProcgenGym3Env*) echo verify >>"$HERE/calls"; cat "$HERE/verify" ;;
@@ -62,7 +64,7 @@ class Scene:
         self.bin = folder / "bin"
         for path in (self.project, self.bin):
             path.mkdir()
-        for name in ("setup.sh", "requirements.txt"):
+        for name in ("setup.sh", "requirements.txt", "requirements-dev.txt"):
             shutil.copy(ROOT / name, self.project)
         for tool in "bash cat cp dirname grep ls mkdir mktemp mv rm tail touch uname".split():  # noqa: SIM905
             found = shutil.which(tool)
@@ -231,7 +233,7 @@ def test_without_sources_of_its_own_pip_leaves_the_cpu_build_to_uv(scene: Scene)
     assert result.returncode == 0, result.stderr
     calls = scene.calls()
     assert any(call.startswith("uv pip install") and "--torch-backend=cpu" in call for call in calls), calls
-    assert not any(call == "pip install -r requirements.txt" for call in calls), calls
+    assert not any(call == PIP for call in calls), calls
 
 
 @pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"])
@@ -239,7 +241,7 @@ def test_sources_in_the_environment_mean_plain_pip(scene: Scene, variable: str) 
     scene.fitting_python()
     result = scene.setup("--plan", TORCH_BUILD="cpu", **{variable: "/some/folder"})
     assert result.returncode == 0, result.stderr
-    assert "pip install -r requirements.txt" in result.stdout
+    assert PIP in result.stdout
     assert "uv" not in result.stdout
 
 
@@ -259,7 +261,7 @@ def test_sources_in_pips_configuration_mean_plain_pip(scene: Scene, settings: st
     (scene.here / "pip_config").write_text(settings + "\n")
     result = scene.setup("--plan", TORCH_BUILD="cpu")
     assert result.returncode == 0, result.stderr
-    assert ("pip install -r requirements.txt" in result.stdout) == plain_pip
+    assert (PIP in result.stdout) == plain_pip
     assert ("--torch-backend=cpu" in result.stdout) != plain_pip
 
 
@@ -272,7 +274,7 @@ def test_a_cuda_build_is_refused_before_anything_is_installed(scene: Scene, torc
     line = only_line(result.stderr)
     assert "CUDA" in line
     assert "TORCH_BUILD=default" in line
-    assert "pip install -r requirements.txt" not in scene.calls()
+    assert PIP not in scene.calls()
     assert not scene.stamp.exists()
 
 
@@ -280,7 +282,7 @@ def test_a_cpu_build_from_pips_sources_is_installed(scene: Scene) -> None:
     scene.fitting_python()
     result = scene.setup(TORCH_BUILD="cpu", PIP_FIND_LINKS="/some/folder")
     assert result.returncode == 0, result.stderr
-    assert "pip install -r requirements.txt" in scene.calls()
+    assert PIP in scene.calls()
 
 
 def test_cuda_is_taken_when_asked_for(scene: Scene) -> None:
@@ -289,7 +291,7 @@ def test_cuda_is_taken_when_asked_for(scene: Scene) -> None:
     (scene.here / "verify").write_text("cuda\nall works\n")
     result = scene.setup(TORCH_BUILD="default")
     assert result.returncode == 0, result.stderr
-    assert "pip install -r requirements.txt" in scene.calls()
+    assert PIP in scene.calls()
 
 
 def test_a_cuda_build_that_got_in_all_the_same_is_reported(scene: Scene) -> None:
@@ -315,7 +317,7 @@ def test_with_a_gpu_pip_decides(scene: Scene) -> None:
     scene.script(scene.bin / "nvidia-smi", "#!/bin/bash\necho 'GPU 0: a GPU'\n")
     result = scene.setup("--plan")
     assert result.returncode == 0, result.stderr
-    assert "pip install -r requirements.txt" in result.stdout
+    assert PIP in result.stdout
     assert "--torch-backend" not in result.stdout
     assert "--report" not in result.stdout
 
@@ -337,7 +339,7 @@ def test_the_second_run_asks_nothing_of_pip(scene: Scene) -> None:
     first = scene.setup(TORCH_BUILD="default")
     assert first.returncode == 0, first.stderr
     assert "Python, torch and procgen work" in first.stdout
-    assert scene.calls() == ["venv", "pip install -r requirements.txt", "verify"]
+    assert scene.calls() == ["venv", PIP, PACKAGE, "verify"]
     os.utime(scene.stamp, (1, 1))
 
     second = scene.setup()
@@ -355,7 +357,7 @@ def test_changed_requirements_are_installed_into_the_same_environment(scene: Sce
         file.write("# one more line\n")
     result = scene.setup(TORCH_BUILD="default")
     assert result.returncode == 0, result.stderr
-    assert scene.calls() == ["pip install -r requirements.txt", "verify"]
+    assert scene.calls() == [PIP, PACKAGE, "verify"]
 
 
 @pytest.mark.parametrize("trouble", ["kill", "fail"])
@@ -370,7 +372,7 @@ def test_after_an_interrupted_or_failed_run_the_next_one_finishes(scene: Scene, 
     (scene.here / trouble).unlink(missing_ok=True)
     result = scene.setup(TORCH_BUILD="default")
     assert result.returncode == 0, result.stderr
-    assert scene.calls() == ["pip install -r requirements.txt", "verify"]
+    assert scene.calls() == [PIP, PACKAGE, "verify"]
     assert scene.stamp.exists()
 
 
@@ -387,7 +389,7 @@ def test_after_an_interrupted_update_going_back_to_the_old_requirements_installs
     requirements.write_text(before)
     result = scene.setup(TORCH_BUILD="default")
     assert result.returncode == 0, result.stderr
-    assert scene.calls() == ["pip install -r requirements.txt", "verify"]
+    assert scene.calls() == [PIP, PACKAGE, "verify"]
 
 
 def test_half_installed_packages_are_forgotten_so_that_pip_installs_them_again(scene: Scene) -> None:
@@ -420,7 +422,7 @@ def test_an_environment_whose_python_is_gone_is_made_anew(scene: Scene) -> None:
     python.symlink_to("/nowhere/python3")
     result = scene.setup(TORCH_BUILD="default")
     assert result.returncode == 0, result.stderr
-    assert scene.calls() == ["venv", "pip install -r requirements.txt", "verify"]
+    assert scene.calls() == ["venv", PIP, PACKAGE, "verify"]
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(scene: Scene) -> None:
@@ -478,7 +480,7 @@ def test_make_alone_lists_every_target() -> None:
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A folder with the Makefile, an environment in place, and programs that print their arguments."""
-    for name in ("Makefile", "setup.sh", "requirements.txt"):
+    for name in ("Makefile", "setup.sh", "requirements.txt", "requirements-dev.txt"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)

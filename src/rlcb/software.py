@@ -1,4 +1,4 @@
-"""The versions of what the figures of a run depend on."""
+"""The software versions that the numbers of a run depend on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import functools
 import importlib.metadata
 import platform
 import subprocess
-from pathlib import Path
+
+from rlcb.paths import IS_CHECKOUT, PROJECT
 
 
 def _version(*distributions: str) -> str | None:
+    """Return the version of the first of these distributions that is installed."""
     for distribution in distributions:
         try:
             return importlib.metadata.version(distribution)
@@ -18,26 +20,26 @@ def _version(*distributions: str) -> str | None:
     return None
 
 
+def _git_commit() -> str | None:
+    """Return the commit of the clone, with `-dirty` for changed files; None for an installed package."""
+    if not IS_CHECKOUT:
+        return None  # the folder of the package may lie inside another repository
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None
+
+
 @functools.cache
 def describe_software() -> dict[str, str | None]:
-    """Versions of what the figures depend on, and the commit of this project if it is a git checkout."""
-    try:
-        result = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-        commit = result.stdout.strip() or None
-    except (OSError, subprocess.TimeoutExpired):
-        commit = None
+    """Return the versions of Python and the main packages, and the commit if this is a clone."""
     return {
         "python": platform.python_version(),
         "torch": _version("torch"),
         "numpy": _version("numpy"),
         "procgen": _version("procgen", "procgen-mirror"),
         "gymnasium": _version("gymnasium"),
-        "git_commit": commit,
+        "git_commit": _git_commit(),
     }

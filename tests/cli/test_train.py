@@ -28,7 +28,7 @@ SCRIPTS = [
 
 
 def resolve(*flags: str, algorithm: str = "ppo", mode: str = "sequential", timed: bool = False) -> Config:
-    return resolve_config(make_parser(algorithm, mode, timed).parse_args(flags), algorithm, mode, timed)
+    return resolve_config(make_parser(algorithm, mode, timed).parse_args(flags))
 
 
 VALUES = {
@@ -244,7 +244,7 @@ def test_a_file_that_leaves_actors_and_learners_open_goes_on_with_those_of_the_r
 
     def resumed(*more: str) -> Config:
         arguments = make_parser("impala", "parallel", timed=False).parse_args([*flags, *more])
-        return resolve_resumed(arguments, "impala", "parallel", timed=False)[0]
+        return resolve_resumed(arguments)[0]
 
     assert resumed() == before
     assert resumed("--total-timesteps", "10").impala == before.impala

@@ -48,7 +48,7 @@ def train(*flags: object) -> int:
 
 def impala(*flags: str) -> Config:
     arguments = make_parser("impala", "parallel", timed=False).parse_args(flags)
-    return resolve_config(arguments, "impala", "parallel", timed=False)
+    return resolve_config(arguments)
 
 
 @pytest.fixture

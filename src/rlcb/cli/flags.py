@@ -16,9 +16,11 @@ from rlcb.config.config import flat_settings
 from rlcb.config.settings import EnvConfig
 from rlcb.config.yaml_file import build_config, parse_yaml, read_config_file, set_value
 from rlcb.errors import UsageError
-from rlcb.paths import PROJECT, default_config_path
+from rlcb.paths import default_config_path, shown_path
 
-BUDGETS = {"--duration": "a wall-clock time", "--total-timesteps": "a number of timesteps"}
+LIMITS = {"--duration": "a wall-clock time", "--total-timesteps": "a number of timesteps"}
+ALGORITHMS = ("ppo", "a2c", "a3c", "impala")
+MODES = ("sequential", "parallel", "distributed")
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,32 @@ FLAGS = (
 )
 
 
-def make_parser(algorithm: str, mode: str, timed: bool) -> Parser:
+def make_parser(algorithm: str, mode: str, timed: bool | None) -> Parser:
+    """Return the parser of a training command for one algorithm and mode. Its result names all three.
+
+    `timed` is True for a script that is limited by `--duration`, False for one that is limited by
+    `--total-timesteps`, and None for `rlcb train`, which takes either and chooses the algorithm by flags.
+    """
     path = default_config_path(algorithm, mode)
-    budget, other = ("--duration", "--total-timesteps") if timed else ("--total-timesteps", "--duration")
+    limit = "--duration" if timed else "--total-timesteps"
+    other = {True: "--total-timesteps", False: "--duration", None: None}[timed]
+    description = (
+        f"Train {algorithm.upper()}, {mode}, for {LIMITS[limit]} ({limit}). "
+        if other
+        else f"Train {algorithm.upper()}, {mode}, until --duration or --total-timesteps is reached. "
+    )
+    if timed is None:
+        description += "The flags below are those of this algorithm and mode. "
+    both = f"Give {other} as well" if other else "Give both limits"
     parser = Parser(
-        description=f"Train {algorithm.upper()}, {mode}, for {BUDGETS[budget]} ({budget}). Settings are from "
-        f"the configuration file and flags go over them; in brackets: what {path.relative_to(PROJECT)} says.",
-        epilog=f"Give {other} as well and whichever ends first ends the run. Ctrl-C stops it safely: "
+        description=f"{description}Settings come from the configuration file; flags override them. "
+        f"Numbers in brackets: the values in {shown_path(path)}.",
+        epilog=f"{both} and the run ends at whichever comes first. Ctrl-C stops it safely: "
         "--resume --output-dir DIR continues.",
     )
+    parser.set_defaults(algorithm=algorithm, mode=mode, timed=timed)
+    if timed is None:
+        add_choice(parser)
     add_run_flags(parser, path, resumes_itself=mode == "distributed")
     shown = shown_settings(path, timed)
     settings = parser.add_argument_group("settings")
@@ -96,9 +115,19 @@ def make_parser(algorithm: str, mode: str, timed: bool) -> Parser:
     return parser
 
 
-def shown_settings(path: Path, timed: bool) -> dict[str, Any]:
-    """What the help says of a configuration file; nothing of one that cannot be read, which a run will
-    say."""
+def add_choice(parser: Parser) -> None:
+    """Add the flags of `rlcb train` that choose the algorithm and the mode."""
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default="ppo", help="what learns (default: ppo)")
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        default="parallel",
+        help="one process, several processes of one machine, or several nodes (default: parallel)",
+    )
+
+
+def shown_settings(path: Path, timed: bool | None) -> dict[str, Any]:
+    """Return the settings that `--help` shows, by dotted key; {} if the configuration file is not valid."""
     try:
         settings = flat_settings(build_config(read_config_file(path), str(path)))
     except UsageError:
@@ -113,9 +142,7 @@ def bracketed(value: Any) -> str:
 
 
 def add_run_flags(parser: Parser, path: Path, resumes_itself: bool) -> None:
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help=f"settings (default: {path.relative_to(PROJECT)})"
-    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings (default: {shown_path(path)})")
     parser.add_argument(
         "--output-dir", type=Path, metavar="DIR", help="folder of the run (default: a new one in runs/)"
     )
@@ -165,8 +192,9 @@ def apply_flags(data: dict[str, Any], arguments: argparse.Namespace) -> None:
         set_value(data, key.strip(), parse_yaml(text, f"--set {key}"), f"--set {item}")
 
 
-def apply_workers(data: dict[str, Any], arguments: argparse.Namespace, mode: str) -> None:
+def apply_workers(data: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Write the flags that say how many processes there are and how many environments each of them has."""
+    mode = arguments.mode
     if data["algorithm"] == "impala" and mode != "sequential":
         apply_actors(data, arguments)
         return
@@ -248,19 +276,32 @@ def actors_for(data: dict[str, Any], per_actor: int, num_nodes: int) -> int:
     return int(total // each)
 
 
-def apply_budget(data: dict[str, Any], arguments: argparse.Namespace, timed: bool) -> None:
-    """Keep the limits that this kind of script has: its own, and the other where a flag asks for it."""
+def apply_budget(data: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Keep the limit of the run that the command or its flags ask for, and drop the other one.
+
+    A timed script drops `training.total_timesteps`, and a script for a number of timesteps drops
+    `training.duration_hours`, unless a flag gives it. `rlcb train` drops the limit whose flag is missing if
+    the other flag is given; without both flags the limits of the file stay.
+    """
     training = data.setdefault("training", {}) or {}
     data["training"] = training
-    given = vars(arguments)
+    hours = vars(arguments)["training.duration_hours"]
+    timesteps = vars(arguments)["training.total_timesteps"]
+    timed, unlimited = arguments.timed, training.get("total_timesteps", 1) is None
+    if timed is None and hours is None and timesteps is None:
+        if unlimited and training.get("duration_hours") is None:
+            raise UsageError("training.total_timesteps is null: give --duration or --total-timesteps")
+        return
+    if timed is None:
+        timed = timesteps is None
     if timed:
         if training.get("duration_hours") is None:
             training["duration_hours"] = DEFAULT_HOURS
-        if given["training.total_timesteps"] is None:
+        if timesteps is None:
             training["total_timesteps"] = None
-    elif given["training.duration_hours"] is None:
+    elif hours is None:
         training["duration_hours"] = None
-        if training.get("total_timesteps", 1) is None:
+        if unlimited:
             raise UsageError(
                 "training.total_timesteps is null: give --total-timesteps, or use the timed script"
             )

@@ -5,6 +5,7 @@ A check imports what it needs by itself, so that a missing package is a line of 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import importlib.metadata
@@ -15,13 +16,14 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rlcb import cpu
 from rlcb.config.games import GAMES
+from rlcb.paths import PROJECT
 from rlcb.text import print_rows
 
 if TYPE_CHECKING:
@@ -282,6 +284,20 @@ def check_tensorboard() -> str:
     return "can be imported"
 
 
+class BareParser(argparse.ArgumentParser):
+    """A parser of flags that needs nothing but Python: packages may be missing here."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command `rlcb quick-test` and quick_test.py; return the exit code, 1 if a check failed."""
+    text = "Check the installation: one line for each check, exit code 0 if everything works, else 1."
+    BareParser(description=text, allow_abbrev=False).parse_args(argv)
+    return verify_installation()
+
+
 def verify_installation() -> int:
     """Check everything, a line each on stdout; returns the exit code, 1 if anything failed."""
     start = time.perf_counter()
@@ -306,16 +322,11 @@ def verify_installation() -> int:
 if TYPE_CHECKING:  # may be missing itself, which is for the caller to report
     from packaging.requirements import Requirement
 
-REQUIREMENTS = Path(__file__).resolve().parents[3] / "requirements.txt"
+REQUIREMENTS = PROJECT / "requirements.txt"
 # Modules that are not called like the package they come in.
 MODULES = {"pyyaml": "yaml", "procgen-mirror": "procgen"}
-# Training and evaluation work without these; the second column does not.
-OPTIONAL = {
-    "tensorboard": "curves in the browser",
-    **dict.fromkeys(("pytest", "pytest-timeout", "hypothesis"), "make test"),
-    **dict.fromkeys(("ruff", "mypy", "types-pyyaml", "types-psutil", "types-tqdm"), "make lint"),
-}
-TOOLS = OPTIONAL.keys() - {"tensorboard"}  # programs, and stubs without a module: not imported
+# Training and evaluation work without these packages; what the second column names does not.
+OPTIONAL = {"tensorboard": "curves in the browser"}
 
 
 def first_line(error: BaseException) -> str:
@@ -348,13 +359,12 @@ def problem_of(requirement: Requirement) -> str | None:
         return f"is not installed: pip install {wanted}"
     if not requirement.specifier.contains(version, prereleases=True):
         return f"is {version}, wanted {requirement.specifier}: pip install {wanted}"
-    if name not in TOOLS:
-        try:
-            # Old Gym announces on every import that it is unmaintained.
-            with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                importlib.import_module(MODULES.get(name, name.replace("-", "_")))
-        except Exception as error:  # a broken package may raise anything
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            return f"cannot be imported ({reason}): pip install --force-reinstall {wanted}"
+    try:
+        # Old Gym announces on every import that it is unmaintained.
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(MODULES.get(name, name.replace("-", "_")))
+    except Exception as error:  # a broken package may raise anything
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return f"cannot be imported ({reason}): pip install --force-reinstall {wanted}"
     return None

@@ -1,12 +1,13 @@
-"""How a training script goes from its command line to a run."""
+"""The command `rlcb train`, which train.py and the training scripts call: from command line to run."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
-from rlcb.cli.command import exit_code
-from rlcb.cli.flags import apply_budget, apply_flags, apply_workers, make_parser
+from rlcb.cli.command import Parser, exit_code
+from rlcb.cli.flags import add_choice, apply_budget, apply_flags, apply_workers, make_parser
 from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config, read_config_file
 from rlcb.cpu import prepare_process
@@ -17,67 +18,103 @@ from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
 
 
-def resolve_config(arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool) -> Config:
-    """The configuration of a new run: file, flags, budget. Raises UsageError."""
-    path = arguments.config or default_config_path(algorithm, mode)
-    data = read_config_file(path)
-    for key, ours in (("algorithm", algorithm), ("mode", mode)):
-        if data.setdefault(key, ours) != ours:
-            raise UsageError(f"{path}: {key} = {data[key]!r}, but this script runs {algorithm} {mode}")
-    apply_flags(data, arguments)
-    apply_workers(data, arguments, mode)
-    apply_budget(data, arguments, timed)
-    return build_config(data, str(path))
+def main(
+    algorithm: str | None = None,
+    mode: str | None = None,
+    timed: bool | None = None,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Run a training command and return its exit code.
+
+    A script for one algorithm and mode names both, and says whether it is `timed`. Without them, the flags
+    `--algorithm` and `--mode` choose (default: ppo parallel), and the run ends after `--duration`, after
+    `--total-timesteps`, or else as its configuration file says.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if algorithm is not None and mode is not None:
+        return exit_code(lambda: run(make_parser(algorithm, mode, timed).parse_args(words)))
+    chosen = argparse.Namespace(algorithm="ppo", mode="parallel")
+    code = exit_code(lambda: read_choice(words, chosen))
+    if code:
+        return code
+    if chosen.mode == "distributed":
+        from rlcb.cli.train_distributed import main as train_distributed
+
+        return train_distributed(chosen.algorithm, words, any_algorithm=True)
+    return main(chosen.algorithm, chosen.mode, None, words)
 
 
-def resolve_resumed(
-    arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool
-) -> tuple[Config, RunFolder]:
-    """Configuration and folder of a run that goes on. Raises UsageError if there is none or it would be
-    another run."""
-    root = arguments.output_dir
-    if root is None:
-        raise UsageError("--resume needs --output-dir, the folder of the run to continue")
-    before = config_of_run(root)
-    if (before.algorithm, before.mode) != (algorithm, mode):
-        raise UsageError(
-            f"{root} holds a run of {before.algorithm} {before.mode}; this script runs {algorithm} {mode}"
-        )
-    if arguments.config is not None:
-        now = resolve_config(arguments, algorithm, mode, timed)
-    else:
-        data = before.model_dump(mode="json")
-        apply_flags(data, arguments)
-        apply_workers(data, arguments, mode)
-        now = build_config(data, str(root))
-    now = with_split_of(now, before)
-    require_same_run(before, now)
-    return now, RunFolder(root, before)
+def read_choice(words: Sequence[str], chosen: argparse.Namespace) -> int:
+    """Read `--algorithm` and `--mode` into `chosen`; return 0. Raises UsageError if there is no such mode."""
+    parser = Parser(add_help=False)
+    add_choice(parser)
+    parser.parse_known_args(words, chosen)
+    if not default_config_path(chosen.algorithm, chosen.mode).exists():
+        raise UsageError(f"--algorithm {chosen.algorithm} has no mode {chosen.mode}; A3C is parallel only")
+    return 0
 
 
-def main(algorithm: str, mode: str, timed: bool, argv: Sequence[str] | None = None) -> int:
-    """Run a training script; returns its exit code."""
-    return exit_code(
-        lambda: run(make_parser(algorithm, mode, timed).parse_args(argv), algorithm, mode, timed)
-    )
-
-
-def run(arguments: argparse.Namespace, algorithm: str, mode: str, timed: bool) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Train as the flags say, in this process or with worker processes; return the exit code."""
     if arguments.resume:
-        config, folder = resolve_resumed(arguments, algorithm, mode, timed)
+        config, folder = resolve_resumed(arguments)
     else:
-        config = resolve_config(arguments, algorithm, mode, timed)
+        config = resolve_config(arguments)
         folder = RunFolder(arguments.output_dir, config)
         if not arguments.overwrite and arguments.output_dir is not None:
             folder.refuse_if_occupied()
     # Before torch is loaded, which importing rlcb.training.run does.
-    default_threads = 1 if mode == "parallel" else None  # one process a core, or one process for all cores
+    parallel = config.mode == "parallel"
+    default_threads = 1 if parallel else None  # one process a core, or one process for all cores
     num_threads = prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads
     )
-    if mode == "parallel":
+    if parallel:
         from rlcb.parallel.supervisor import train_in_workers as train
     else:
         from rlcb.training.run import train_in_one_process as train
 
     return train(RunSpec(config, folder, num_threads, arguments.resume, arguments.overwrite))
+
+
+def resolve_config(arguments: argparse.Namespace) -> Config:
+    """Return the configuration of a new run: the file, then the flags, then the limit of the run.
+
+    Raises UsageError.
+    """
+    algorithm, mode = arguments.algorithm, arguments.mode
+    path = arguments.config or default_config_path(algorithm, mode)
+    data = read_config_file(path)
+    for key, value in (("algorithm", algorithm), ("mode", mode)):
+        if data.setdefault(key, value) != value:
+            raise UsageError(f"{path}: {key} = {data[key]!r}, but this script runs {algorithm} {mode}")
+    apply_flags(data, arguments)
+    apply_workers(data, arguments)
+    apply_budget(data, arguments)
+    return build_config(data, str(path))
+
+
+def resolve_resumed(arguments: argparse.Namespace) -> tuple[Config, RunFolder]:
+    """Return the configuration and the folder of a run to resume.
+
+    Raises UsageError if there is no run in the folder, or if the flags would make it a different run.
+    """
+    root = arguments.output_dir
+    if root is None:
+        raise UsageError("--resume needs --output-dir, the folder of the run to continue")
+    before = config_of_run(root)
+    algorithm, mode = arguments.algorithm, arguments.mode
+    if (before.algorithm, before.mode) != (algorithm, mode):
+        raise UsageError(
+            f"{root} holds a run of {before.algorithm} {before.mode}; this script runs {algorithm} {mode}"
+        )
+    if arguments.config is not None:
+        now = resolve_config(arguments)
+    else:
+        data = before.model_dump(mode="json")
+        apply_flags(data, arguments)
+        apply_workers(data, arguments)
+        now = build_config(data, str(root))
+    now = with_split_of(now, before)
+    require_same_run(before, now)
+    return now, RunFolder(root, before)

@@ -43,8 +43,8 @@ FLAGS = (
 )
 
 
-def make_parser(algorithm: str) -> Parser:
-    parser = flags.make_parser(algorithm, MODE, timed=False)
+def make_parser(algorithm: str, any_algorithm: bool = False) -> Parser:
+    parser = flags.make_parser(algorithm, MODE, timed=None if any_algorithm else False)
     cluster = parser.add_argument_group(
         "nodes", "Started by hand, each node needs all of these; torchrun and srun know them already."
     )
@@ -55,9 +55,12 @@ def make_parser(algorithm: str) -> Parser:
     return parser
 
 
-def main(algorithm: str, argv: Sequence[str] | None = None) -> int:
-    """Run a distributed training script in one of its processes; returns its exit code."""
-    code = exit_code(lambda: run(make_parser(algorithm).parse_args(argv), algorithm))
+def main(algorithm: str, argv: Sequence[str] | None = None, any_algorithm: bool = False) -> int:
+    """Run distributed training in one of its processes; return the exit code.
+
+    `any_algorithm` is true for `rlcb train`, which also takes `--algorithm` and `--mode`.
+    """
+    code = exit_code(lambda: run(make_parser(algorithm, any_algorithm).parse_args(argv), algorithm))
     if "torch.distributed" in sys.modules:  # peers may be gone: nothing that would wait for them is run
         sys.stdout.flush()
         sys.stderr.flush()
@@ -167,7 +170,7 @@ def settings(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, A
         if given[key] is not None:
             set_value(data, key, given[key], name)
     if not settings_of_run:  # which has its limits
-        flags.apply_budget(data, arguments, timed=False)
+        flags.apply_budget(data, arguments)
     return data, source
 
 

@@ -27,7 +27,7 @@ from rlcb.config.settings import (
 from rlcb.config.yaml_file import describe_validation_error
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_json
-from rlcb.paths import PROJECT
+from rlcb.paths import user_folder
 
 FOLDER_VARIABLE = "RL_BENCHMARK_PROFILES"
 
@@ -247,7 +247,7 @@ class Profile(Section):
 
 def profiles_folder() -> Path:
     """Return the folder in which profiles are written and in which runs look for them."""
-    return Path(os.environ.get(FOLDER_VARIABLE) or PROJECT / "profiles")
+    return Path(os.environ.get(FOLDER_VARIABLE) or user_folder() / "profiles")
 
 
 def write_profile(profile: Profile, folder: Path) -> Path:
