@@ -19,8 +19,6 @@ from rlcb.errors import UsageError
 from rlcb.paths import default_config_path, shown_path
 
 LIMITS = {"--duration": "a wall-clock time", "--total-timesteps": "a number of timesteps"}
-ALGORITHMS = ("ppo", "a2c", "a3c", "impala")
-MODES = ("sequential", "parallel", "distributed")
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def make_parser(algorithm: str, mode: str, timed: bool | None) -> Parser:
 
 def add_choice(parser: Parser) -> None:
     """Add the flags of `rlcb train` that choose the algorithm and the mode."""
-    parser.add_argument("--algorithm", choices=ALGORITHMS, default="ppo", help="what learns (default: ppo)")
+    parser.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="ppo", help="what learns (default: ppo)")
     parser.add_argument(
         "--mode",
         choices=MODES,

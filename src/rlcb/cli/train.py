@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rlcb.cli.command import Parser, exit_code
 from rlcb.cli.flags import add_choice, apply_budget, apply_flags, apply_workers, make_parser
+from rlcb.config.algorithms import ALGORITHMS, WHY_NOT
 from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config, read_config_file
 from rlcb.cpu import prepare_process
@@ -49,8 +50,9 @@ def read_choice(words: Sequence[str], chosen: argparse.Namespace) -> int:
     parser = Parser(add_help=False)
     add_choice(parser)
     parser.parse_known_args(words, chosen)
-    if not default_config_path(chosen.algorithm, chosen.mode).exists():
-        raise UsageError(f"--algorithm {chosen.algorithm} has no mode {chosen.mode}; A3C is parallel only")
+    if chosen.mode not in ALGORITHMS[chosen.algorithm].modes:
+        reason = WHY_NOT[chosen.algorithm, chosen.mode]
+        raise UsageError(f"--algorithm {chosen.algorithm} has no --mode {chosen.mode}: {reason}")
     return 0
 
 
