@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from rlcb import cpu
 from rlcb.cli.command import Parser, count
-from rlcb.config.algorithms import ALGORITHMS
+from rlcb.config.algorithms import ALGORITHMS, MODES
 from rlcb.config.budget import DEFAULT_HOURS
 from rlcb.config.config import flat_settings
 from rlcb.config.settings import EnvConfig
