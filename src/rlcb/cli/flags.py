@@ -115,7 +115,9 @@ def make_parser(algorithm: str, mode: str, timed: bool | None) -> Parser:
 
 def add_choice(parser: Parser) -> None:
     """Add the flags of `rlcb train` that choose the algorithm and the mode."""
-    parser.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="ppo", help="what learns (default: ppo)")
+    parser.add_argument(
+        "--algorithm", choices=tuple(ALGORITHMS), default="ppo", help="what learns (default: ppo)"
+    )
     parser.add_argument(
         "--mode",
         choices=MODES,
