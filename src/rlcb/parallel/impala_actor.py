@@ -19,6 +19,7 @@ from rlcb.rl.collector import Collector
 from rlcb.rl.learner import flatten_parameters
 from rlcb.rl.models import make_model
 from rlcb.rl.timing import PHASES, PhaseTimer
+from rlcb.training.profiler import maybe_profile
 
 POLL_SECONDS = 0.1  # how often who waits for a slot looks whether the run goes on
 TURN_SECONDS = 0.001  # how often an actor that is ahead of the others looks for them
@@ -50,6 +51,8 @@ class Actor:
         self.spaces: Spaces = spaces_of(self.env)
         self.model = make_model(config.model, self.spaces, seed)
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        is_first = number == node_rank == self.generation == 0
+        self.profile_unroll = maybe_profile(job.spec.trace_folder if is_first else None, "actor")
 
     def join(self, store: UnrollStore, weights: ParameterSnapshot, queues: tuple[SlotQueue, ...]) -> None:
         """Take in what is shared, which exists once the learner knows the spaces."""
@@ -118,6 +121,8 @@ class Actor:
         store.begun[self.number] += 1
         store.version[slot] = self.weights.read(self.parameters)
         store.number[slot], store.fresh[slot] = number, fresh
-        store.write_episodes(slot, self.collector.collect(store.unroll(slot), number))
+        with self.profile_unroll():
+            episodes = self.collector.collect(store.unroll(slot), number)
+        store.write_episodes(slot, episodes)
         store.last_observations[slot] = self.collector.observations
         store.phases[self.number] = [self.timer.seconds[phase] for phase in PHASES]

@@ -17,7 +17,7 @@ def generalised_advantages(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Floats, Floats]:
-    """Advantages and returns of a rollout.
+    """Return the advantages and returns of a rollout, (T, N) float32 each.
 
     | argument    | shape  | meaning                                                                        |
     |-------------|--------|--------------------------------------------------------------------------------|
@@ -27,10 +27,11 @@ def generalised_advantages(
     | terminated  | (T, N) | the episode ended in a terminal state with this step: its future is worth 0    |
     | truncated   | (T, N) | the episode was cut after this step: its future is worth next_values           |
 
-    delta_t = r_t + gamma * next_values_t * (1 - terminated_t) - values_t, and
-    A_t = delta_t + gamma * lambda * A_{t+1}, the recursion cut after a step that ends an episode in either
-    way. A step with both flags is a termination. Returns (advantages, advantages + values), both (T, N)
-    float32.
+        delta_t = r_t + gamma * next_values_t * (1 - terminated_t) - values_t
+        A_t = delta_t + gamma * lambda * A_{t+1}
+
+    A_{t+1} is 0 after the last row and after a step that ends an episode in either way. A step with both
+    flags is a termination. The returns are A_t + values_t.
     """
     continues = np.float32(1) - terminated
     deltas = rewards + np.float32(gamma) * next_values * continues - values

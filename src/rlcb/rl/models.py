@@ -1,4 +1,4 @@
-"""Policy and value networks: the IMPALA residual network, the Nature network, an MLP for vectors."""
+"""Policy and value networks: the IMPALA-CNN and the Nature CNN for images, an MLP for vectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcb.errors import UsageError
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(relu(conv(relu(x)))), all of one width."""
+    """x + conv(relu(conv(relu(x)))), with the same number of channels throughout."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -27,19 +27,20 @@ class ResidualBlock(nn.Module):
 
 
 class Body(nn.Module):
-    """What stands before the heads: convolutions, if there are any, and the layers behind them.
+    """The layers before the heads: `features`, the convolutions if there are any, then `hidden`, the rest.
 
-    The two are apart, so that what the convolutions make of observations can be kept and gone on from.
+    They are separate so that the activation cache (rl/activation_cache.py) can hold the features.
     """
 
     out_features: int
+    """The size of the output."""
 
     def features(self, x: Tensor) -> Tensor:  # (B, C, H, W) in [0, 1] or (B, D) -> (B, F)
-        """What the convolutions make of observations, flat."""
+        """Run the convolutions and flatten their output."""
         return x.flatten(1)
 
     def hidden(self, features: Tensor) -> Tensor:  # (B, F) -> (B, out_features)
-        """What the layers behind them make of that."""
+        """Run the layers behind the convolutions."""
         return features
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,8 +48,10 @@ class Body(nn.Module):
 
 
 class ImpalaCNN(Body):
-    """The residual network of Espeholt et al. 2018, figure 3 (right): conv, max-pool, two residual blocks a
-    stage."""
+    """The IMPALA-CNN of Espeholt et al. 2018, figure 3 (right).
+
+    Each stage has a convolution, a max-pool and two residual blocks; a dense layer follows the last stage.
+    """
 
     def __init__(self, in_shape: tuple[int, ...], channels: tuple[int, ...], hidden_size: int) -> None:
         super().__init__()
@@ -68,7 +71,7 @@ class ImpalaCNN(Body):
 
     def features(self, x: Tensor) -> Tensor:  # (B, C, H, W) in [0, 1] -> (B, H' * W' * C')
         x = F.relu(self.stages(x), inplace=True)
-        # Flattened in memory order (H, W, C): free for channels_last, where C, H, W order would copy.
+        # Flattened in memory order (H, W, C): channels_last needs no copy for it, (C, H, W) would need one.
         return x.permute(0, 2, 3, 1).flatten(1)
 
     def hidden(self, features: Tensor) -> Tensor:  # (B, H' * W' * C') -> (B, hidden_size)
@@ -76,7 +79,7 @@ class ImpalaCNN(Body):
 
 
 class NatureCNN(Body):
-    """The three convolutions of Mnih et al. 2015 and a dense layer."""
+    """The Nature CNN of Mnih et al. 2015: three convolutions and a dense layer."""
 
     def __init__(self, in_shape: tuple[int, ...], hidden_size: int) -> None:
         super().__init__()
@@ -103,7 +106,7 @@ class NatureCNN(Body):
 
 
 class MLP(Body):
-    """Tanh layers for vector observations."""
+    """Dense tanh layers for vector observations."""
 
     def __init__(self, in_features: int, sizes: tuple[int, ...]) -> None:
         super().__init__()
@@ -120,7 +123,7 @@ class MLP(Body):
 
 
 class ActorCritic(nn.Module):
-    """One body, two heads: action logits and a state value."""
+    """The network that every algorithm trains: one body, a policy head and a value head."""
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class ActorCritic(nn.Module):
         spaces: Spaces,
         precision: torch.dtype = torch.float32,
     ) -> None:
-        """`precision` is what the body computes in; parameters and heads are float32."""
+        """`precision` is the dtype of the body's computations; parameters and heads are float32."""
         super().__init__()
         self.spaces = spaces
         self.precision = precision
@@ -138,35 +141,36 @@ class ActorCritic(nn.Module):
         self.value = nn.Linear(out_features, 1)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, *observation_shape) of the environment's dtype -> logits (B, num_actions), values (B,)."""
+        """Return logits (B, A) and values (B,) of observations (B, *observation_shape), uint8 or float32."""
         return self.heads(self.features(observations))
 
     def features(self, observations: Tensor) -> Tensor:
-        """(B, *observation_shape) -> (B, F), by the convolutions if there are any."""
+        """Return the features (B, F) of observations (B, *observation_shape): the output of the convolutions,
+        or the observations themselves for an MLP."""
         if self.spaces.is_image:
-            # The permuted view of (B, H, W, C) memory is PyTorch's channels_last layout: nothing is copied
-            # but to floating point.
+            # (B, H, W, C) memory seen as (B, C, H, W) is PyTorch's channels_last layout, so the only copy is
+            # the conversion to floating point.
             observations = observations.permute(0, 3, 1, 2)
         x = observations.to(self.precision)
         if observations.dtype == torch.uint8:
             x.mul_(1 / 255)
-        with self._computing():
+        with self._autocast():
             return self.body.features(x)
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, F) -> logits (B, num_actions), values (B,), by all layers behind the convolutions."""
-        with self._computing():
+        """Return logits (B, A) and values (B,) of features (B, F)."""
+        with self._autocast():
             hidden = self.body.hidden(features).float()
         return self.policy(hidden), self.value(hidden).squeeze(-1)
 
-    def _computing(self) -> torch.autocast:
+    def _autocast(self) -> torch.autocast:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.precision == torch.bfloat16)
 
 
 def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
-    """Build and initialise the network for an environment; the same seed gives the same weights.
+    """Build and initialise the network for an environment. The same seed gives the same weights.
 
-    Raises UsageError for a network that does not fit the observation.
+    Raises UsageError if the architecture does not fit the observations.
     """
     architecture = config.architecture
     if architecture == "auto":
@@ -190,21 +194,21 @@ def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
 
 
 def initialise(model: ActorCritic) -> None:
-    """Orthogonal weights and zero biases.
+    """Initialise all weights orthogonally and all biases with zero.
 
-    Gain sqrt(2) for a layer that feeds a rectifier, 1 for one that does not and for the value head; 0.01 for
-    the policy head, so that the first policy is nearly uniform. The last convolution of each of n residual
-    blocks has gain 1 / sqrt(n): with sqrt(2) everywhere the sum over six blocks left the IMPALA network's
-    first values at 9.5 +- 2.8 on coinrun, where scaled returns are of the order of 1.
+    The gain is sqrt(2) for a layer in front of a rectifier, 1 for other layers and for the value head, and
+    0.01 for the policy head, so that the first policy is nearly uniform. The last convolution of each of n
+    residual blocks has gain 1 / sqrt(n): with sqrt(2) everywhere, the sum over six blocks made the first
+    values of the IMPALA-CNN 9.5 +- 2.8 on coinrun, where scaled returns are of the order of 1.
     """
     branches = [module.conv1 for module in model.modules() if isinstance(module, ResidualBlock)]
     unrectified = [module for module in getattr(model.body, "stages", ()) if isinstance(module, nn.Conv2d)]
     for module in model.body.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             gain = math.sqrt(2)
-            if any(module is each for each in branches):
+            if any(module is branch for branch in branches):
                 gain = 1 / math.sqrt(len(branches))
-            elif any(module is each for each in unrectified):
+            elif any(module is convolution for convolution in unrectified):
                 gain = 1.0
             _orthogonal(module, gain)
     _orthogonal(model.policy, 0.01)
@@ -217,8 +221,10 @@ def _orthogonal(layer: nn.Conv2d | nn.Linear, gain: float) -> None:
 
 
 def largest_activation_bytes(config: ModelConfig, spaces: Spaces) -> int:
-    """Bytes of the largest layer output for one sample, which is what a microbatch has to fit into the
-    caches."""
+    """Return the bytes of the largest layer output for one sample.
+
+    The default microbatch size follows from it: these activations should fit into the CPU caches.
+    """
     if not spaces.is_image:
         return 4 * max(math.prod(spaces.observation_shape), *config.mlp_sizes)
     _, height, width = spaces.network_shape

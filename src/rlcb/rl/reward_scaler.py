@@ -1,4 +1,4 @@
-"""Reward scaling: learning sees rewards over the running standard deviation of the discounted return."""
+"""Reward scaling: rewards divided by the running standard deviation of the discounted return."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from rlcb.rl.communicator import Communicator
 
 
 class RewardScaler:
-    """Scales the rewards of whole rollouts, with statistics that do not depend on how many processes collect.
+    """Scales the rewards of finished rollouts; the statistics do not depend on the number of processes.
 
-    The discounted return of every environment, G <- gamma * G + r (begun anew after an episode's end), is
-    observed at every step of a finished rollout; rewards are divided by the standard deviation of all G seen
-    so far, and clipped.
+    Each environment has a discounted return, G <- gamma * G + r, which restarts at 0 after an episode.
+    Rewards are divided by the standard deviation of the returns G of all steps so far, and clipped.
     """
 
     EPSILON = 1e-8
@@ -32,15 +31,15 @@ class RewardScaler:
 
     @property
     def std(self) -> float:
-        """The population standard deviation of all discounted returns seen; 1 before the first sample."""
+        """The population standard deviation of all discounted returns so far; 1 before the first one."""
         return float(np.sqrt(max(0.0, self.squared_deviations) / self.count)) if self.count else 1.0
 
     def scale(
         self, rewards: NDArray[np.float32], ended: NDArray[np.bool_], communicator: Communicator
     ) -> NDArray[np.float32]:
-        """Take a finished rollout into the statistics and return its scaled rewards.
+        """Add a finished rollout to the statistics and return its scaled rewards (T, N).
 
-        `rewards` and `ended` are (T, N) over this process's environments; the statistics cover those of all
+        `rewards` and `ended` (T, N) are those of this process's environments; the statistics cover all
         processes.
         """
         self.observe(self.discount(rewards, ended, self.returns), communicator)
@@ -49,8 +48,10 @@ class RewardScaler:
     def discount(
         self, rewards: NDArray[np.float32], ended: NDArray[np.bool_], returns: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """The discounted returns (T, N) at every step, of environments whose last ones are `returns` (N,),
-        which is brought up to date."""
+        """Return the discounted returns (T, N) after every step.
+
+        `returns` (N,) are those before the first step; they are updated in place to those after the last.
+        """
         discounted = np.empty(rewards.shape, np.float64)
         for t in range(len(rewards)):
             discounted[t] = self.gamma * returns + rewards[t]
@@ -58,14 +59,14 @@ class RewardScaler:
         return discounted
 
     def scaled(self, rewards: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Rewards over the standard deviation, clipped."""
+        """Return rewards (T, N) divided by the standard deviation and clipped, as float32."""
         scaled = rewards / (self.std + self.EPSILON)
         return np.clip(scaled, -self.clip, self.clip).astype(np.float32)
 
     def observe(self, samples: NDArray[np.float64], communicator: Communicator) -> None:
-        """Merge discounted returns into count, mean and squared deviations (Chan et al. 1983), those of all
-        processes."""
-        shifted = samples - self.mean  # sums about the old mean lose no digits
+        """Merge the discounted returns of all processes into count, mean and squared deviations (Chan et al.
+        1983). `samples` are this process's."""
+        shifted = samples - self.mean  # sums of deviations from the old mean keep all digits
         count, total, squares = communicator.sum_floats(
             [samples.size, shifted.sum(), np.square(shifted).sum()]
         )
@@ -75,8 +76,7 @@ class RewardScaler:
         self.count = merged
 
     def state(self) -> dict[str, Any]:
-        """Everything but gamma and clip, as plain values. `returns` are those of this process's
-        environments."""
+        """Return the statistics and this process's discounted returns as plain values, for a checkpoint."""
         return {
             "count": self.count,
             "mean": self.mean,
@@ -85,6 +85,7 @@ class RewardScaler:
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
         self.count = state["count"]
         self.mean = state["mean"]
         self.squared_deviations = state["squared_deviations"]
@@ -92,7 +93,7 @@ class RewardScaler:
 
 
 class SharedRewardScaler(RewardScaler):
-    """One of several whose statistics are common to all, in memory that their processes share."""
+    """The reward scaler of an A3C worker: its statistics are in memory that all workers share."""
 
     def __init__(
         self,
@@ -102,13 +103,14 @@ class SharedRewardScaler(RewardScaler):
         statistics: NDArray[np.float64],
         locked: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`statistics` (3,) are count, mean and squared deviations, used in the context `locked` alone."""
+        """`statistics` (3,), shared by all workers, holds count, mean and squared deviations; it is read and
+        written only inside the context manager `locked`."""
         super().__init__(num_envs, gamma, clip)
         self.statistics = statistics
         self.locked = locked
 
     def observe(self, samples: NDArray[np.float64], communicator: Communicator) -> None:
-        """Merge discounted returns into what all have observed until now; this process scales by that."""
+        """Merge this worker's discounted returns into the shared statistics, and take those over."""
         with self.locked():
             self.count, self.mean, self.squared_deviations = self.statistics.tolist()
             super().observe(samples, communicator)

@@ -1,4 +1,4 @@
-"""The rollout: what a policy did in all environments over some steps."""
+"""The rollout buffer: everything that a policy observed and did in N environments over T steps."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ from rlcb.processes.shared_memory import Layout, layout_bytes, views
 
 
 def rollout_layout(n_steps: int, num_envs: int, spaces: Spaces) -> Layout:
-    """Name -> (shape, dtype) of every array of a rollout; T = n_steps, N = num_envs."""
+    """Return the shape and dtype of every array of a rollout by name, in the order of memory."""
     grid = (n_steps, num_envs)
     return {
         "observations": ((*grid, *spaces.observation_shape), np.dtype(spaces.observation_dtype)),
         "actions": (grid, np.dtype(np.int64)),
-        "log_probs": (grid, np.dtype(np.float32)),  # of the behaviour policy, as stored when it acted
-        "values": (grid, np.dtype(np.float32)),  # V(s_t) of the behaviour policy's network
-        "bootstrap_values": (grid, np.dtype(np.float32)),  # V of the true successor of s_t
+        "log_probs": (grid, np.dtype(np.float32)),  # of the actions, by the policy that acted
+        "values": (grid, np.dtype(np.float32)),  # V(s_t), by the network that acted
+        "bootstrap_values": (
+            grid,
+            np.dtype(np.float32),
+        ),  # V of the successor of s_t, also where it is not in the next row
         "rewards": (grid, np.dtype(np.float32)),  # raw
         "terminated": (grid, np.dtype(np.bool_)),
         "truncated": (grid, np.dtype(np.bool_)),
-        "scaled_rewards": (grid, np.dtype(np.float32)),  # written after the rollout is complete, as are
+        # Computed once the rollout is complete:
+        "scaled_rewards": (grid, np.dtype(np.float32)),
         "advantages": (grid, np.dtype(np.float32)),
         "returns": (grid, np.dtype(np.float32)),
     }
 
 
 def rollout_bytes(n_steps: int, num_envs: int, spaces: Spaces) -> int:
-    """Bytes that a rollout takes, each array aligned to a cache line."""
+    """Return the bytes of a rollout, with each array aligned to a cache line."""
     return layout_bytes(rollout_layout(n_steps, num_envs, spaces))
 
 
 class RolloutBuffer:
-    """Time-major arrays (T, N, ...), named as in `rollout_layout`, laid one after another in one block of
-    memory.
+    """Time-major arrays (T, N, ...) in one block of memory; `rollout_layout` says what each one holds.
 
-    The block is private memory unless one is given: any writable buffer of `rollout_bytes` bytes will do, so
-    a rollout can as well lie in memory that processes share or in a mapped file.
+    The block is private memory or any writable buffer of `rollout_bytes` bytes, for example memory that
+    processes share or a mapped file.
     """
 
     observations: NDArray[Any]
@@ -64,17 +67,18 @@ class RolloutBuffer:
 
     @property
     def num_samples(self) -> int:
+        """T * N."""
         return self.n_steps * self.num_envs
 
     def flat(self, name: str) -> NDArray[Any]:
-        """An array as (T * N, ...): sample t * N + i is step t of environment i. A view, never a copy."""
+        """Return an array as (T * N, ...), never a copy: sample t * N + i is step t of environment i."""
         array: NDArray[Any] = getattr(self, name)
         view = array.view()
         view.shape = (self.num_samples, *array.shape[2:])
         return view
 
     def columns(self, first: int, count: int) -> RolloutBuffer:
-        """A view of `count` environments from `first` on: what one worker fills."""
+        """Return the rollout of environments first, ..., first + count - 1: views of the same memory."""
         part = object.__new__(RolloutBuffer)
         part.n_steps, part.num_envs, part.spaces = self.n_steps, count, self.spaces
         for name in rollout_layout(self.n_steps, count, self.spaces):

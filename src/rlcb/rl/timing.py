@@ -1,4 +1,4 @@
-"""Where the wall clock of a process goes, by phase."""
+"""The wall-clock time of a process, by phase."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ PHASES = ("env", "inference", "learn", "sync", "wait")
 
 
 class PhaseTimer:
-    """Seconds spent in each phase of the loop. Phases do not nest; what lies outside of them counts as
-    `other`."""
+    """Sums the seconds that a process spends in each phase: `with timer("env"): ...`.
+
+    Phases must not nest. Time outside of all phases is reported as `other`.
+    """
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)

@@ -11,17 +11,17 @@ Floats = NDArray[np.float32]
 
 
 class Thresholds(NamedTuple):
-    """Upper bounds of the importance ratios."""
+    """Upper bounds of the importance ratios pi(a|s) / mu(a|s)."""
 
     rho: float = 1.0
-    """rho-bar, in the value targets: where the values converge to."""
+    """rho-bar, for the temporal differences: decides to which policy's values V converges."""
     pg_rho: float = 1.0
-    """In the policy gradient."""
+    """For the advantages of the policy gradient."""
     c: float = 1.0
-    """c-bar, in the traces: how fast the values get there."""
+    """c-bar, for the traces: decides how fast V converges."""
 
 
-NO_MORE_THAN_ON_POLICY = Thresholds()
+DEFAULT_THRESHOLDS = Thresholds()
 
 
 def vtrace(
@@ -33,9 +33,9 @@ def vtrace(
     truncated: NDArray[np.bool_],
     gamma: float,
     trace_lambda: float = 1.0,
-    thresholds: Thresholds = NO_MORE_THAN_ON_POLICY,
+    thresholds: Thresholds = DEFAULT_THRESHOLDS,
 ) -> tuple[Floats, Floats]:
-    """Value targets and policy-gradient advantages of unrolls.
+    """Return the value targets and policy-gradient advantages of unrolls, (T, N) float32 each.
 
     | argument    | shape  | meaning                                                                        |
     |-------------|--------|--------------------------------------------------------------------------------|
@@ -51,9 +51,9 @@ def vtrace(
 
         v_t = V(s_t) + rho_t (r_t + gamma V(s_{t+1}) - V(s_t)) + gamma c_t (v_{t+1} - V(s_{t+1}))
 
-    and the advantage is min(pg_rho, ratio) (r_t + gamma v_{t+1} - V(s_t)). After a step that ends an episode,
-    and after the last row, there is no v_{t+1}: V(s_{t+1}) stands for it, or 0 after a termination. A step
-    with both flags is a termination. Returns (targets, advantages), both (T, N) float32.
+    and the advantage is min(pg_rho, ratio) (r_t + gamma v_{t+1} - V(s_t)). After the last row and after a
+    truncation V(s_{t+1}) replaces v_{t+1}; after a termination 0 does. A step with both flags is a
+    termination.
     """
     ratios = np.exp(log_ratios)
     rhos = np.minimum(ratios, np.float32(thresholds.rho))
@@ -68,8 +68,8 @@ def vtrace(
         corrections[t] = following
     targets = values + corrections
     next_targets = np.array(next_values)
-    inside = ~(terminated | truncated)[:-1]
-    next_targets[:-1][inside] = targets[1:][inside]
+    continues = ~(terminated | truncated)[:-1]
+    next_targets[:-1][continues] = targets[1:][continues]
     advantages = np.minimum(ratios, np.float32(thresholds.pg_rho)) * (
         rewards + np.float32(gamma) * next_targets * ~terminated - values
     )

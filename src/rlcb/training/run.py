@@ -25,6 +25,7 @@ from rlcb.rl.communicator import Communicator
 from rlcb.training.base import LearningProcess
 from rlcb.training.checkpoint import newest_checkpoint
 from rlcb.training.console import print_settings
+from rlcb.training.profiler import maybe_profile
 from rlcb.training.recorder import Clock, Recorder
 from rlcb.training.results import failure_recorded
 from rlcb.training.run_spec import RunSpec
@@ -93,7 +94,7 @@ def train(spec: RunSpec, process: Process | None = None) -> int:
             print_settings(config, budget, trainer.facts(), folder.root)
             recorder = Recorder(config, folder, trainer, clock, checkpoint, process.root_process)
         try:
-            interruption = run_until_done(config, trainer, recorder, clock, budget, process)
+            interruption = run_until_done(spec, trainer, recorder, clock, budget, process)
             if recorder is not None and interruption is None:
                 recorder.finish("completed", recorder.save("final"))
             elif recorder is not None:
@@ -128,7 +129,7 @@ def prepare(spec: RunSpec, trainer: LearningProcess) -> dict[str, Any] | None:
 
 
 def run_until_done(
-    config: Config,
+    spec: RunSpec,
     trainer: LearningProcess,
     recorder: Recorder | None,
     clock: Clock,
@@ -141,7 +142,8 @@ def run_until_done(
     """
     if recorder is not None:
         recorder.monitor.start()
-    due = config.logging
+    config, due = spec.config, spec.config.logging
+    profile_update = maybe_profile(spec.trace_folder if trainer.communicator.is_main else None, "learner")
     try:
         trainer.communicator.barrier()  # no worker's time begins before all are ready
         clock.start()
@@ -153,7 +155,8 @@ def run_until_done(
                 or next_update % due.checkpoint_interval == 0
             )
             learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
-            update = trainer.iterate(learning_rate)
+            with profile_update():
+                update = trainer.iterate(learning_rate)
             if recorder is not None:
                 recorder.after_update(update, learning_rate)
             now, signal_number = trainer.communicator.boundary(clock.elapsed(), process.asked_to_stop())

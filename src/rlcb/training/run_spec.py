@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlcb.config.config import Config
 from rlcb.training.run_folder import RunFolder
@@ -20,3 +21,6 @@ class RunSpec:
     """Continue from the newest checkpoint in the folder, or start from the beginning if there is none yet."""
     overwrite: bool = False
     """Replace the run that is in the folder."""
+    trace_folder: Path | None = None
+    """Where to write traces of the learner's second update and of an IMPALA actor's second unroll; None: no
+    tracing (training/profiler.py)."""
