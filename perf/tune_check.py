@@ -30,7 +30,7 @@ from rlcb.machine.limits import samples_per_pass, samples_per_process
 from rlcb.machine.profile import Profile, Setup
 from rlcb.paths import default_config_path
 from rlcb.processes.machine_lock import Lock, machine_lock_path
-from rlcb.processes.subprocesses import Stop
+from rlcb.processes.signals import StopSignal
 from rlcb.profiling.advice import ENVS_TOLERANCE, describe_setup, recommend, with_envs
 from rlcb.profiling.measure import EFFORTS, MachineMeasurement, counts_up_to
 from rlcb.profiling.short_runs import short_run
@@ -88,12 +88,12 @@ def program(config: Config, setup: Setup) -> tuple[int | None, ...]:
     return setup.processes, setup.learners, setup.threads, setup.num_envs, samples
 
 
-def rate(config: Config, setup: Setup, seconds: float, stop: Stop) -> float:
+def rate(config: Config, setup: Setup, seconds: float, stop: StopSignal) -> float:
     return short_run(config, setup, seconds, stop, lambda: None).fps
 
 
 def check(
-    case: str, config: Config, profile: Profile, seconds: float, rounds: int, stop: Stop
+    case: str, config: Config, profile: Profile, seconds: float, rounds: int, stop: StopSignal
 ) -> tuple[str, dict[str, Any]]:
     """Text and data of one case."""
     recommended = recommend(profile, config)
@@ -144,7 +144,7 @@ def main() -> int:
     lock = Lock(machine_lock_path(), BUSY, "check of recommendations")
     lock.acquire(RESULTS)
     try:
-        with Stop() as stop:
+        with StopSignal(forwards=True) as stop:
             for network in arguments.networks:
                 name = f"tune_check_{network}"
                 if set(arguments.cases) != set(CASES):
@@ -156,7 +156,9 @@ def main() -> int:
     return int(failed)
 
 
-def check_network(name: str, network: str, cases: list[str], seconds: float, rounds: int, stop: Stop) -> bool:
+def check_network(
+    name: str, network: str, cases: list[str], seconds: float, rounds: int, stop: StopSignal
+) -> bool:
     """Check a network's cases and save them under a name; returns whether one failed."""
     configs = {case: configured(case, network) for case in cases}
     config = next(iter(configs.values()))

@@ -9,7 +9,7 @@ import pytest
 from perf import tune_check
 from rlcb.config.config import Config
 from rlcb.machine.profile import Setup
-from rlcb.processes.subprocesses import Stop
+from rlcb.processes.signals import StopSignal
 from rlcb.profiling.advice import describe_setup, recommend
 from tests.profiles import configured, profile
 
@@ -71,13 +71,13 @@ def test_a_recommendation_passes_if_it_is_near_the_best(
     config = configured()
     own = describe_setup(recommend(profile(), config), config)
 
-    def rate(config: Config, setup: Setup, seconds: float, stop: Stop) -> float:
+    def rate(config: Config, setup: Setup, seconds: float, stop: StopSignal) -> float:
         if describe_setup(setup, config) == own:
             return 100.0
         return 100.0 * (more_envs if setup.num_envs == 64 else others)
 
     monkeypatch.setattr(tune_check, "rate", rate)
-    with Stop() as stop:
+    with StopSignal(forwards=True) as stop:
         text, data = tune_check.check("ppo_sequential", config, profile(), 1.0, 2, stop)
     assert data["recommended"] == own
     assert round(data["share"], 2) == share
@@ -92,7 +92,7 @@ def test_one_slow_round_does_not_drop_a_setup(monkeypatch: pytest.MonkeyPatch) -
     calls: dict[str, int] = {}
     best, slow = "1 process of 1 thread, 32 environments, microbatches of 64", "microbatches of 256"
 
-    def rate(config: Config, setup: Setup, seconds: float, stop: Stop) -> float:
+    def rate(config: Config, setup: Setup, seconds: float, stop: StopSignal) -> float:
         name = describe_setup(setup, config)
         calls[name] = calls.get(name, 0) + 1
         if name == best:
@@ -100,7 +100,7 @@ def test_one_slow_round_does_not_drop_a_setup(monkeypatch: pytest.MonkeyPatch) -
         return 30.0 if name.endswith(slow) else 100.0
 
     monkeypatch.setattr(tune_check, "rate", rate)
-    with Stop() as stop:
+    with StopSignal(forwards=True) as stop:
         _, data = tune_check.check("ppo_sequential", config, profile(), 1.0, 3, stop)
     assert data["best"] == best and data["passed"] is False
     assert {name for name, count in calls.items() if count == 2} == {

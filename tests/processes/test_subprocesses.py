@@ -18,7 +18,8 @@ from rlcb.errors import Interrupted, UsageError
 from rlcb.paths import PROJECT
 from rlcb.processes import machine_load
 from rlcb.processes.machine_lock import Lock
-from rlcb.processes.subprocesses import Stop, describe_exit, run_logged
+from rlcb.processes.signals import StopSignal
+from rlcb.processes.subprocesses import describe_exit, run_logged
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -36,7 +37,7 @@ sys.exit(9)
 """
 
 
-def call(code: str, log: Path, stop: Stop, *arguments: str, **options: object) -> int:
+def call(code: str, log: Path, stop: StopSignal, *arguments: str, **options: object) -> int:
     command = [sys.executable, "-c", code, *arguments]
     return run_logged(command, log, stop, lambda pid: None, options.get("on_poll", lambda: None))  # type: ignore[arg-type]
 
@@ -44,14 +45,14 @@ def call(code: str, log: Path, stop: Stop, *arguments: str, **options: object) -
 def test_output_of_both_kinds_is_added_to_the_log(tmp_path: Path) -> None:
     code = "import sys; print('one'); print('two', file=sys.stderr); sys.exit(3)"
     for _ in range(2):
-        assert call(code, tmp_path / "new" / "log", Stop()) == 3
+        assert call(code, tmp_path / "new" / "log", StopSignal(forwards=True)) == 3
     lines = (tmp_path / "new" / "log").read_text().splitlines()
     assert [line for line in lines if not line.startswith("=== ")] == ["one", "two"] * 2
     assert len(lines) == 6
 
 
 def test_a_killed_program_is_named_by_its_signal(tmp_path: Path) -> None:
-    code = call("import os; os.kill(os.getpid(), 9)", tmp_path / "log", Stop())
+    code = call("import os; os.kill(os.getpid(), 9)", tmp_path / "log", StopSignal(forwards=True))
     assert describe_exit(code) == "killed by signal 9 (SIGKILL)"
     assert describe_exit(1) is None
 
@@ -75,7 +76,7 @@ def test_signals_are_passed_on_once_each_and_the_program_is_waited_for(
             os.kill(os.getpid(), left.pop(0))
 
     try:
-        with Stop() as stop:
+        with StopSignal(forwards=True) as stop:
             code = call(COUNTER, log, stop, str(len(sent)), on_poll=send)
             assert code == 9
             with pytest.raises(Interrupted) as interruption:
@@ -94,13 +95,17 @@ def test_a_program_is_ended_when_the_study_fails(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         run_logged(
-            [sys.executable, "-c", "import time; time.sleep(99)"], tmp_path / "log", Stop(), pids.append, fail
+            [sys.executable, "-c", "import time; time.sleep(99)"],
+            tmp_path / "log",
+            StopSignal(forwards=True),
+            pids.append,
+            fail,
         )
     assert not psutil.pid_exists(pids[0])
 
 
 def test_a_signal_ends_a_rest() -> None:
-    with Stop() as stop:
+    with StopSignal(forwards=True) as stop:
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
         started = time.monotonic()
         with pytest.raises(Interrupted):
@@ -111,7 +116,7 @@ def test_a_signal_ends_a_rest() -> None:
 def test_an_ignored_hangup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Stop() as stop:
+        with StopSignal(forwards=True) as stop:
             os.kill(os.getpid(), signal.SIGHUP)
             stop.check()
     finally:

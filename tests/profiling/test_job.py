@@ -12,7 +12,7 @@ from rlcb.cli.profile import main
 from rlcb.config.config import Config
 from rlcb.errors import RunError
 from rlcb.machine.profile import Profile, Setup, ShortRun, Startup, read_profile, write_profile
-from rlcb.processes.subprocesses import Stop
+from rlcb.processes.signals import StopSignal
 from rlcb.profiling import job, measure, trace
 from rlcb.profiling.advice import result_of
 from rlcb.profiling.measure import EFFORTS, MachineMeasurement, Show, Step
@@ -166,6 +166,9 @@ def test_a_traced_run_that_leaves_no_trace_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace, "run_logged", lambda *_: 0)
-    with Stop() as stop, pytest.raises(RunError, match="before its learner came to a second update"):
+    with (
+        StopSignal(forwards=True) as stop,
+        pytest.raises(RunError, match="before its learner came to a second update"),
+    ):
         trace.trace(configured("a2c"), tmp_path / "traces", stop, lambda: None)
     assert not (tmp_path / "traces").exists()

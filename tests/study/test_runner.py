@@ -14,7 +14,7 @@ import pytest
 from rlcb.cli.benchmark import main
 from rlcb.errors import Interrupted
 from rlcb.processes.machine_lock import Lock
-from rlcb.processes.subprocesses import Stop
+from rlcb.processes.signals import StopSignal
 from rlcb.study import console, runner
 from rlcb.study.console import StudyProgress
 from rlcb.study.folder import StudyFolder, open_study
@@ -32,7 +32,7 @@ class Scene:
     def __init__(self, root: Path) -> None:
         self.folder: StudyFolder = open_study(root, STUDY)
         self.folder.write()
-        self.stop = Stop()
+        self.stop = StopSignal(forwards=True)
         self.calls: list[str] = []
         self.rests: list[float] = []
         self.failing: set[str] = set()

@@ -13,7 +13,7 @@ from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.yaml_file import parse_assignments, parse_settings
 from rlcb.errors import EXIT_FAILED, Interrupted, UsageError
 from rlcb.processes.machine_lock import Lock, machine_lock_path
-from rlcb.processes.subprocesses import Stop
+from rlcb.processes.signals import StopSignal
 from rlcb.study.console import Outcome, StudyProgress, print_outcomes, print_plan
 from rlcb.study.folder import StudyFolder, open_study, read_study_file
 from rlcb.study.runner import Runner, in_turn
@@ -197,7 +197,7 @@ def run(arguments: argparse.Namespace) -> int:
     print_plan(folder, states, arguments.retry_failed)
     if arguments.dry_run:
         return 0
-    with Stop() as stop:
+    with StopSignal(forwards=True) as stop:
         lock = machine_lock()
         lock.acquire(root)
         progress = StudyProgress()
@@ -251,7 +251,7 @@ def run_cell(folder: StudyFolder, arguments: argparse.Namespace) -> int:
         raise UsageError(f"--cell {arguments.cell}: the study has runs 1 to {len(cells)}")
     cell: PlannedRun = cells[arguments.cell - 1]
     progress, lock = StudyProgress(), machine_lock()
-    with Stop() as stop:
+    with StopSignal(forwards=True) as stop:
         try:
             in_turn(lock, folder.root, stop, progress)
             (outcome,) = Runner(folder, stop, progress, lock, arguments.retry_failed).run_all([cell])

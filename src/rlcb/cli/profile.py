@@ -12,7 +12,7 @@ from rlcb.cli.command import Parser, exit_code
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.errors import EXIT_FAILED, Interrupted
 from rlcb.machine.profile import profiles_folder
-from rlcb.processes.subprocesses import Stop
+from rlcb.processes.signals import StopSignal
 from rlcb.profiling.job import Progress, measure, reuse, save
 from rlcb.profiling.measure import EFFORTS
 from rlcb.profiling.report import describe_profile
@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Do what the flags say. Raises UsageError or RunError."""
     folder = arguments.output_dir or profiles_folder()
-    with Stop() as stop:
+    with StopSignal(forwards=True) as stop:
         progress = Progress()
         try:
             if arguments.trace is not None:
@@ -154,7 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
             progress.close()
 
 
-def profile_machine(arguments: argparse.Namespace, folder: Path, stop: Stop, progress: Progress) -> int:
+def profile_machine(arguments: argparse.Namespace, folder: Path, stop: StopSignal, progress: Progress) -> int:
     """Returns EXIT_FAILED if a short run failed; everything else is written all the same."""
     pairs = selected_pairs(arguments)
     configs = configurations(pairs, arguments)
@@ -178,7 +178,7 @@ def profile_machine(arguments: argparse.Namespace, folder: Path, stop: Stop, pro
     return EXIT_FAILED if failed else 0
 
 
-def trace_update(arguments: argparse.Namespace, folder: Path, stop: Stop, progress: Progress) -> int:
+def trace_update(arguments: argparse.Namespace, folder: Path, stop: StopSignal, progress: Progress) -> int:
     """Trace an update of a training script."""
     from rlcb.profiling.trace import trace
 

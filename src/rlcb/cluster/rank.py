@@ -77,7 +77,7 @@ def train_as_rank(spec: RunSpec, world: World) -> int:
 
         # The launcher's tree is that of all ranks of the node.
         starter = Starter(
-            asked=lambda: stop.received or 0,
+            asked=lambda: stop.number,
             on_hang=on_hang,
             on_taken=taken.append,
             root_process=os.getppid(),

@@ -1,9 +1,9 @@
-"""Where worker processes come from: each is a fork of one process that has loaded what all of them need.
+"""Start the fork server: the process that every worker of a run is a fork of.
 
-Procgen decodes the pictures of all its games before it makes the first environment: 340 MB, and more than a
-second. Loading torch takes two seconds and some 150 MB. Forks share these pages, so the workers of a machine
-pay for them once. What is forked has one thread, has stepped no environment and has computed nothing; every
-worker makes its own environments and its own threads.
+Procgen decodes the images of all its games before it makes the first environment: 340 MB, and more than a
+second. Loading torch takes two seconds and 150 MB. The fork server loads both once, and the workers share its
+pages. It has one thread, has stepped no environment and has computed nothing when it is forked; each worker
+makes its own environments and threads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import multiprocessing
 import os
 from collections.abc import Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -23,23 +23,29 @@ ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def worker_context(env_id: str) -> ForkServerContext:
-    """The context in which to start the workers of a run with the environment `env_id`.
+    """Return the multiprocessing context for the workers of a run with the environment `env_id`.
 
-    The process that they are forks of starts here, once in the life of this process. No signal that stops a
-    run reaches it: it goes when this process and all workers have gone.
+    Starts the fork server, once in the life of this process. No stop signal ends the server, not even one
+    sent to the whole process group (`timeout`, `docker stop`): it ends when this process and all workers have
+    ended.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["rlcb.parallel.preload" if procgen_game(env_id) is None else "rlcb.parallel.preload_procgen"]
     )
-    with StopSignal.blocked(), _importable():
-        forkserver.ensure_running()
+    with _importable():
+        # The fork server starts Python's resource tracker if there is none, and doing that unblocks SIGINT
+        # and SIGTERM. So the tracker starts first, and signals are blocked again for the fork server.
+        with StopSignal.blocked():
+            resource_tracker.ensure_running()
+        with StopSignal.blocked():
+            forkserver.ensure_running()
     return context
 
 
 @contextlib.contextmanager
 def _importable() -> Iterator[None]:
-    """Have a Python that is started here find this package whatever folder the user is in."""
+    """Let a Python that is started inside find this package, whatever the working directory is."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = ROOT if before is None else ROOT + os.pathsep + before
     try:

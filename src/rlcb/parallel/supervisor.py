@@ -165,8 +165,8 @@ class Supervisor:
             if lost and self.heartbeats.stop.value != ABORT:
                 self._abort(lost)
                 deadline = self.clock() + self.grace_seconds
-            elif stop.received and not self.heartbeats.stop.value:
-                self.heartbeats.stop.value = stop.received
+            elif stop.number and not self.heartbeats.stop.value:
+                self.heartbeats.stop.value = stop.number
                 deadline = self.clock() + STOP_SECONDS
             elif self._learning_is_over():
                 deadline = min(deadline, self.clock() + GRACE_SECONDS)
@@ -284,7 +284,7 @@ class Supervisor:
                 write_failed_record(RunFolder(first.folder, self.config), self.config)
             raise RunError(message)
         if stop.received and not first.recorded:
-            return 128 + stop.received  # stopped before the run began
+            return 128 + stop.number  # stopped before the run began
         return first.exit_code
 
     def _first_error(self) -> tuple[str | None, str]:

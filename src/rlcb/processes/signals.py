@@ -1,33 +1,53 @@
-"""SIGINT, SIGTERM and SIGUSR1: the first asks the run to stop at the next safe point, the second ends the
-process at once."""
+"""Stop signals: how every command of this project reacts to Ctrl-C, kill and the signals of a scheduler.
+
+The first signal asks for a stop at the next safe point: code that can stop calls `StopSignal.check()`. What
+later signals do is up to the three kinds of processes:
+
+- a run (the default): the second signal ends the process at once;
+- a run under a launcher or scheduler (`repeats`), which may send several signals: only a second SIGINT does;
+- a command that runs other programs (`forwards`): none does. Each signal is passed on to the program that
+  runs at that moment (subprocesses.run_logged), and the program decides.
+
+Worker processes leave all of these signals to their parent: it starts them inside `StopSignal.blocked()`, and
+they call `StopSignal.ignore()` first of all.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
 from rlcb.errors import Interrupted
 
+POLL_SECONDS = 0.25
+
 
 class StopSignal:
-    """Context in which the signals are caught; `check()` raises Interrupted once one has come."""
+    """Context manager that catches stop signals; used by every process that is not a worker."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    """What stops a run. SIGUSR1 is what schedulers send before a time limit."""
+    FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    """What stops a command that runs other programs."""
 
-    def __init__(self, repeats: bool = False) -> None:
-        """With `repeats` only a second SIGINT ends the process: a scheduler or launcher may send several
-        signals."""
+    def __init__(self, repeats: bool = False, forwards: bool = False) -> None:
+        """Choose what later signals do (see the module). With `forwards`, signals that this process was
+        started to ignore stay ignored, for example SIGHUP under nohup."""
         self.repeats = repeats
-        self.received: int | None = None
+        self.forwards = forwards
+        self.received: list[int] = []
+        """The numbers of the signals that came, oldest first."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        for number in self.SIGNALS:
-            self._before[number] = signal.signal(number, self._handle)
+        for number in self.FORWARDED if self.forwards else self.SIGNALS:
+            if not (self.forwards and signal.getsignal(number) is signal.SIG_IGN):
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -36,10 +56,36 @@ class StopSignal:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @property
+    def number(self) -> int:
+        """The number of the first signal that came; 0 if none has."""
+        return self.received[0] if self.received else 0
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has come."""
+        if self.received:
+            raise Interrupted(self.number)
+
+    def sleep(self, seconds: float, on_poll: Callable[[float], None] = lambda left: None) -> None:
+        """Wait for `seconds`; raise Interrupted as soon as a signal comes. `on_poll` is called again and
+        again with the seconds that are left."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.check()
+            on_poll(left)
+            time.sleep(min(POLL_SECONDS, left))
+        self.check()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        repeated = bool(self.received) and not self.forwards
+        if repeated and (not self.repeats or number == self.number == signal.SIGINT):
+            os._exit(128 + number)
+        self.received.append(number)
+
     @classmethod
     @contextlib.contextmanager
     def blocked(cls) -> Iterator[None]:
-        """Context in which processes are started that none of the signals is to end."""
+        """Context manager in which to start processes that no stop signal must end."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, cls.SIGNALS)
         try:
             yield
@@ -48,17 +94,7 @@ class StopSignal:
 
     @classmethod
     def ignore(cls) -> None:
-        """Leave the signals, blocked when this process was started, to the process that started it."""
+        """Ignore stop signals in this process, a worker: its parent handles them."""
         for number in cls.SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, cls.SIGNALS)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:
-            self.received = number
-        elif not self.repeats or number == self.received == signal.SIGINT:
-            os._exit(128 + number)
-
-    def check(self) -> None:
-        if self.received is not None:
-            raise Interrupted(self.received)

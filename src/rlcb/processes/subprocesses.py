@@ -1,4 +1,9 @@
-"""The programs that a study starts: output into a log file, signals passed on, none left behind."""
+"""Run an external program to its end, with its output in a log file.
+
+Studies, profiles and measurements run whole commands this way. Such a program is no worker: it has no pipe
+and no heartbeat, handles stop signals itself, and tells by its exit code how it ended. A worker is a function
+in a child process of the same run (child_process.py).
+"""
 
 from __future__ import annotations
 
@@ -10,70 +15,28 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
 
-from rlcb.errors import Interrupted, RunError
+from rlcb.errors import RunError
+from rlcb.processes.signals import POLL_SECONDS, StopSignal
 
-POLL_SECONDS = 0.25
-KILL_AFTER_SECONDS = 60.0  # for a program to end once the study itself failed
-
-
-class Stop:
-    """Context in which signals are collected, to be passed on to the program that runs at that moment.
-
-    Programs get a session of their own, so a Ctrl-C at the terminal reaches the study alone, which passes it
-    on once. A second one follows the first: it ends the program at once.
-    """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Stop:
-        for number in self.SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it for SIGHUP
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
-
-    def check(self) -> None:
-        """Raise Interrupted if a signal has come."""
-        if self.received:
-            raise Interrupted(self.received[0])
-
-    def sleep(self, seconds: float, on_poll: Callable[[float], None] = lambda left: None) -> None:
-        """Wait; a signal ends it at once. `on_poll` gets the seconds that are left."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self.check()
-            on_poll(left)
-            time.sleep(min(POLL_SECONDS, left))
-        self.check()
+KILL_AFTER_SECONDS = 60.0  # between SIGTERM and SIGKILL when this process itself failed
 
 
 def run_logged(
     command: Sequence[str],
     log: Path,
-    stop: Stop,
+    stop: StopSignal,
     on_start: Callable[[int], None],
     on_poll: Callable[[], None],
     descriptors: Sequence[int] = (),
 ) -> int:
-    """Run a program to its end, its output added to `log`; returns its exit code, negative for a signal.
+    """Run a program, append its output to `log`, and return its exit code, negative if a signal killed it.
 
-    A signal that comes meanwhile is passed on, and the program is waited for. `descriptors` stay open in it:
-    a lock is then held until it has ended, whatever happens to this process.
+    Signals that `stop` receives are passed on to the program, once each (SIGHUP as SIGTERM), and the program
+    is waited for. It runs in a session of its own, so a Ctrl-C at the terminal reaches only this process.
+    `on_start` gets the process id; `on_poll` is called several times a second. File `descriptors` stay open
+    in the program: a lock is then held until it has ended, whatever happens to this process. If a callback
+    raises, the program is ended. Raises RunError if it cannot be started.
     """
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +62,7 @@ def run_logged(
         raise
 
 
-def _wait(process: subprocess.Popen[bytes], stop: Stop, on_poll: Callable[[], None]) -> int:
+def _wait(process: subprocess.Popen[bytes], stop: StopSignal, on_poll: Callable[[], None]) -> int:
     passed_on = 0
     while True:
         for number in stop.received[passed_on:]:
@@ -113,7 +76,7 @@ def _wait(process: subprocess.Popen[bytes], stop: Stop, on_poll: Callable[[], No
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a program that nobody waits for any more: politely, then at once."""
+    """Send SIGTERM, and SIGKILL if the program is still there after KILL_AFTER_SECONDS."""
     process.terminate()
     try:
         process.wait(KILL_AFTER_SECONDS)
@@ -123,7 +86,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def describe_exit(code: int) -> str | None:
-    """What a negative exit code means, None for the others."""
+    """Name the signal behind a negative exit code; None for other codes."""
     if code >= 0:
         return None
     with contextlib.suppress(ValueError):

@@ -19,7 +19,7 @@ from rlcb.machine.efficiency import find_profile
 from rlcb.machine.profile import Profile, ShortRun, describe_env, env_key, read_profile, write_profile
 from rlcb.processes.machine_load import busy_warning, measure_load
 from rlcb.processes.machine_lock import Lock, machine_lock_path
-from rlcb.processes.subprocesses import Stop
+from rlcb.processes.signals import StopSignal
 from rlcb.profiling.advice import recommend, result_of
 from rlcb.profiling.measure import Effort, MachineMeasurement
 from rlcb.profiling.report import describe_profile
@@ -87,7 +87,7 @@ def measure(
     envs: list[EnvConfig],
     effort: Effort,
     folder: Path,
-    stop: Stop,
+    stop: StopSignal,
     progress: Progress,
 ) -> Profile:
     """Measure the machine, what each script reaches on it, and once more the parts of a timestep; where a
@@ -124,7 +124,7 @@ def short_runs(
     configs: dict[Pair, Config],
     profile: Profile,
     effort: Effort,
-    stop: Stop,
+    stop: StopSignal,
     show: Callable[[int, str], None],
 ) -> dict[Pair, ShortRun | None]:
     """What each script reaches with the setup that a profile recommends; None where its run failed.

@@ -14,7 +14,8 @@ from rlcb.config.yaml_file import build_config, dump_config, set_value
 from rlcb.errors import RunError
 from rlcb.machine.profile import Setup, ShortRun
 from rlcb.paths import PROJECT
-from rlcb.processes.subprocesses import Stop, describe_exit, run_logged
+from rlcb.processes.signals import StopSignal
+from rlcb.processes.subprocesses import describe_exit, run_logged
 from rlcb.profiling.advice import setup_settings
 from rlcb.training.metrics_writer import read_rows
 
@@ -68,7 +69,7 @@ def short_config(config: Config, setup: Setup, seconds: float) -> Config:
 
 
 def run_script(
-    config: Config, folder: Path, title: str, stop: Stop, on_poll: Callable[[], None], *flags: str
+    config: Config, folder: Path, title: str, stop: StopSignal, on_poll: Callable[[], None], *flags: str
 ) -> None:
     """Run the training script of a configuration in `folder`, which must not exist.
 
@@ -87,7 +88,7 @@ def run_script(
 
 
 def short_run(
-    config: Config, setup: Setup, seconds: float, stop: Stop, on_poll: Callable[[], None]
+    config: Config, setup: Setup, seconds: float, stop: StopSignal, on_poll: Callable[[], None]
 ) -> ShortRun:
     """Run the script of config's algorithm and mode with a setup, for about `seconds` seconds of training.
 

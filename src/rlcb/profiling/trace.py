@@ -25,7 +25,8 @@ from rlcb.files import write_atomically, write_json
 from rlcb.parallel import supervisor
 from rlcb.parallel.worker import Job, Link
 from rlcb.paths import PROJECT
-from rlcb.processes.subprocesses import Stop, describe_exit, run_logged
+from rlcb.processes.signals import StopSignal
+from rlcb.processes.subprocesses import describe_exit, run_logged
 from rlcb.profiling.short_runs import IN_ITS_FOLDER
 from rlcb.training.run_folder import RunFolder
 from rlcb.training.run_spec import RunSpec
@@ -154,7 +155,9 @@ def traced_config(config: Config) -> Config:
     return build_config(data, "a traced run")
 
 
-def trace(config: Config, folder: Path, stop: Stop, on_poll: Callable[[], None]) -> list[tuple[Path, str]]:
+def trace(
+    config: Config, folder: Path, stop: StopSignal, on_poll: Callable[[], None]
+) -> list[tuple[Path, str]]:
     """Run config's training with its second update traced; returns the files of the traces, written to
     `folder`, with a table for each. Raises RunError."""
     traces = []

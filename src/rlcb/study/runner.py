@@ -15,7 +15,8 @@ from rlcb.errors import Interrupted, RunError, UsageError
 from rlcb.paths import PROJECT
 from rlcb.processes.machine_load import busy_warning, measure_load
 from rlcb.processes.machine_lock import Lock
-from rlcb.processes.subprocesses import Stop, describe_exit, run_logged
+from rlcb.processes.signals import StopSignal
+from rlcb.processes.subprocesses import describe_exit, run_logged
 from rlcb.study.console import Outcome, StudyProgress, evaluation_text, result_text, row_text
 from rlcb.study.folder import StudyFolder
 from rlcb.study.state import EVALUATION_LOG, START_SECONDS, TRAINING_LOG, Estimate, last_row, reason_in
@@ -31,7 +32,7 @@ class Runner:
     """Brings runs of a study to their end, in this process's time and under its lock."""
 
     def __init__(
-        self, folder: StudyFolder, stop: Stop, progress: StudyProgress, lock: Lock, retry_failed: bool
+        self, folder: StudyFolder, stop: StopSignal, progress: StudyProgress, lock: Lock, retry_failed: bool
     ) -> None:
         self.folder, self.stop, self.progress, self.lock = folder, stop, progress, lock
         self.retry_failed = retry_failed
@@ -232,7 +233,7 @@ class Runner:
             write_failed_record(RunFolder(place, config), config)
 
 
-def in_turn(lock: Lock, root: Path, stop: Stop, progress: StudyProgress) -> None:
+def in_turn(lock: Lock, root: Path, stop: StopSignal, progress: StudyProgress) -> None:
     """Take the lock of the machine, waiting for whoever holds it: a scheduler that starts two tasks on one
     node has given both their time."""
     said = False
