@@ -142,6 +142,6 @@ def test_the_shares_of_a_minibatch_are_every_sample_once_each_on_the_node_that_h
     assert sorted(found) == sorted(minibatch.tolist())
 
 
-def test_on_one_node_the_shares_are_those_of_every_nth_sample() -> None:
+def test_on_one_node_rank_r_of_n_gets_every_nth_sample() -> None:
     minibatch = np.arange(10)[::-1]
-    assert place(1, 3, 1).share(minibatch, 4).tolist() == [8, 5, 2]
+    assert place(1, 3, 1).shard(minibatch, 4).tolist() == [8, 5, 2]
