@@ -28,11 +28,11 @@ NOT_OURS = {
     "./setup.sh": "installs packages; tests/test_setup.py",
     "make": "its targets are run by tests/test_setup.py; here they must exist",
     "tensorboard": "a server",
-    "srun": "needs a SLURM; tests/system/test_cluster_slurm.py",
-    "sbatch": "needs a SLURM; tests/system/test_cluster_slurm.py",
-    "qsub": "needs a PBS; tests/system/test_cluster_hosts.py",
-    "torchrun": "needs all of its nodes; tests/system/test_cluster_training.py",
-    "cluster/run_by_hand.sh": "needs other machines; tests/system/test_cluster_hosts.py",
+    "srun": "needs a SLURM; tests/system/test_slurm.py",
+    "sbatch": "needs a SLURM; tests/system/test_slurm.py",
+    "qsub": "needs a PBS; tests/system/test_hosts.py",
+    "torchrun": "needs all of its nodes; tests/cluster/test_distributed_training.py",
+    "cluster/run_by_hand.sh": "needs other machines; tests/system/test_hosts.py",
 }
 SHELL = ("cp", "tail", "head", "cat", "ls", "mkdir")  # run as they are
 SIZES = {"env.num_envs": "4", "training.n_steps": "8", "logging.snapshot_seconds": "0"}

@@ -17,7 +17,7 @@ from tests import runs
 from tests.guide_programs import program_of
 from tests.guide_walk import NOT_OURS, shrink_training
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 CONTRIBUTING = runs.PROJECT / "CONTRIBUTING.md"
 # Runs programs one after another in one process, which loads torch once.

@@ -22,7 +22,7 @@ from tests.guide_programs import call, parse, program_of
 from tests.guide_walk import Walk, inside
 from tests.runs import PROJECT, record, rows
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 GUIDE, REFERENCE, BENCHMARKING = (
     PROJECT / f"docs/{name}.md" for name in ("guide", "reference", "benchmarking")

@@ -472,7 +472,6 @@ def test_results_that_cannot_be_written_stop_it_beforehand(
     refuses(command(*flags, output=False), 1, "cannot write", str(tmp_path / "file"))
 
 
-@pytest.mark.integration
 def test_the_scripts_run_as_commands(cartpole: Path, tmp_path: Path) -> None:
     flags = ("--checkpoint", cartpole, "--num-episodes", "2", "--output", tmp_path / "r.json")
     result = runs.run("evaluate.py", *flags, env={**os.environ, "OMP_NUM_THREADS": "1"})

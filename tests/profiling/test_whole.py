@@ -24,8 +24,6 @@ NETWORK = ("--set", "model.impala_channels=[4]", "--set", "model.hidden_size=8")
 SMALL = (*NETWORK, "--set", "env.num_envs=8", "--set", "logging.tensorboard=false", "--env", image_env.ID)
 LOCK = "RL_BENCHMARK_LOCK"
 
-pytestmark = pytest.mark.integration
-
 
 def profile_cpu(folder: Path, *flags: object, timeout: float = 90) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, FOLDER_VARIABLE: str(folder / "profiles"), LOCK: str(folder / "lock")}

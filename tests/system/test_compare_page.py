@@ -10,8 +10,6 @@ from matplotlib.image import imread
 
 from tests.comparison_browser import asked, chromium, find_browser, write_page
 
-pytestmark = pytest.mark.integration
-
 DARK = "--blink-settings=preferredColorScheme=0"
 
 

@@ -11,8 +11,6 @@ import pytest
 
 from tests.comparison_browser import chromium, find_browser, installed, write_page
 
-pytestmark = pytest.mark.integration
-
 HEADINGS = (
     r"<h[1-3]>(.*?)</h[1-3]>",
     r"<figcaption>(.*?)<small>",

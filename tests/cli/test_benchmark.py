@@ -15,7 +15,7 @@ import pytest
 from rlcb.processes.machine_lock import PATH_VARIABLE, Lock
 from tests import runs
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SMALL = (
     *("--set", "env.num_envs=4", "--set", "training.n_steps=16", "--set", "ppo:training.batch_size=32"),

@@ -12,7 +12,7 @@ from tests import cluster_runs, rank_env, runs
 from tests.cluster_runs import PPO, TINY, fault
 from tests.slurm_cluster import Slurm, slurm_cluster
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

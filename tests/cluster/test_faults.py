@@ -12,7 +12,7 @@ import pytest
 from tests import cluster_runs, runs
 from tests.cluster_runs import PPO, TINY, Nodes, fault, torchrun
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.integration]
+pytestmark = pytest.mark.timeout(300)
 
 TIMEOUT = 15
 EVERY_STATE = ("--set", "logging.snapshot_seconds=0", "--set", f"cluster.timeout_seconds={TIMEOUT}")

@@ -16,8 +16,6 @@ from rlcb.cli.compare import main
 from tests import runs
 from tests.comparison_run_folders import curve, evaluation, line, row, write_run
 
-pytestmark = pytest.mark.integration
-
 
 def compare(*arguments: object, timeout: float = 90) -> subprocess.CompletedProcess[str]:
     return runs.run("compare_results.py", *arguments, timeout=timeout)

@@ -12,7 +12,7 @@ from rlcb.cli.train import main
 from tests import cluster_runs, runs
 from tests.cluster_runs import Nodes, torchrun
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.integration]
+pytestmark = pytest.mark.timeout(300)
 
 SMALL = (
     *("--env", "CartPole-v1", "--num-envs", 12, "--n-steps", 7, "--gamma", 0.99, "--learning-rate", 1e-3),

@@ -11,31 +11,44 @@ from pathlib import Path
 import pytest
 
 from tests import cluster_runs, runs
-from tests.cluster_runs import PPO, TINY, Nodes, fault, two_hosts
+from tests.cluster_runs import IMPALA, PPO, TINY, Nodes, fault, two_hosts
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.integration]
+pytestmark = pytest.mark.timeout(300)
 
 TIMEOUT = 15
 
 
-def test_a_cable_that_is_pulled_ends_both_sides_in_time_with_the_last_checkpoint_whole(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("script", "prefix", "processes"),
+    [
+        (PPO, "ppo_distributed_", ("--num-workers", 1)),
+        (
+            IMPALA,
+            "impala_distributed_",
+            ("--batch-size", 32, "--num-actors", 1, "--set", "impala.num_learners=1"),
+        ),
+    ],
+)
+def test_a_pulled_cable_ends_both_nodes_in_time_and_leaves_the_last_checkpoint_whole(
+    tmp_path: Path, script: str, prefix: str, processes: tuple[object, ...]
 ) -> None:
-    folder = tmp_path / "run"
-    flags = (*TINY, *fault(delay=0.002), "--set", f"cluster.timeout_seconds={TIMEOUT}", "--num-workers", 1)
+    before, folder = runs.shared_files(), tmp_path / "run"
+    flags = (*TINY, *processes, *fault(delay=0.002), "--set", f"cluster.timeout_seconds={TIMEOUT}")
+    flags += ("--batch-size", 32, "--set", "logging.checkpoint_interval=5", "--set", "logging.snapshot_seconds=0")
     with two_hosts() as (names, address), Nodes(address, names) as nodes:
-        nodes.start(PPO, *flags, "--set", "logging.checkpoint_interval=5", "--output-dir", folder)
+        nodes.start(script, *flags, "--output-dir", folder)
         runs.wait_for_rows(folder, 12)
         cluster_runs.cut(names)
-        (code, output, errors), (other_code, _, other_errors) = nodes.wait(60)
+        (code, _, errors), (other_code, _, other_errors) = nodes.wait(60)
     assert (code, other_code) == (1, 1), errors + other_errors
     assert "rank 1 on " in errors.splitlines()[-1], errors
     assert "rank 0 on " in other_errors.splitlines()[-1], other_errors
     assert runs.record(folder)["status"] == "failed"
-    newest = max(folder.glob("checkpoints/*_step_*.pt"), key=lambda path: path.stat().st_mtime)
-    kind = newest.stem.removeprefix("ppo_distributed_")
-    assert runs.checkpoint(folder, kind)["counters"]["timesteps"] == runs.rows(folder)[-1]["timesteps"]
+    newest = max(folder.glob("checkpoints/*_step_*.pt"), key=lambda path: int(path.stem.split("_")[-1]))
+    counters = runs.checkpoint(folder, newest.stem.removeprefix(prefix))["counters"]
+    assert counters["timesteps"] == runs.rows(folder)[-1]["timesteps"] > 0
     cluster_runs.assert_nothing_left(folder)
+    assert runs.left_in_shared_memory(before) == set()
 
 
 def test_the_check_measures_the_link_and_every_rank() -> None:
