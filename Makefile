@@ -21,6 +21,8 @@ LOG_FILE ?=
 CONFIG ?=
 RUNS ?=
 ARGS ?=
+# Test processes: one for each core that this process may use.
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 TRAIN_FLAGS = $(if $(CONFIG),--config "$(CONFIG)") $(if $(OUTPUT),--output-dir "$(OUTPUT)") $(if $(ENV),--env "$(ENV)") $(if $(SEED),--seed "$(SEED)") $(ARGS)
 EVALUATE_FLAGS = $(if $(ENV),--env "$(ENV)") $(if $(SEED),--seed "$(SEED)")
@@ -28,7 +30,7 @@ EVALUATE_FLAGS = $(if $(ENV),--env "$(ENV)") $(if $(SEED),--seed "$(SEED)")
 # newest NAME: shell code for the most recently written file of that name below runs/ and benchmarks/
 newest = find runs benchmarks -type f -path '$(1)' -exec ls -t {} + 2>/dev/null | sed -n 1p
 
-.PHONY: help install test lint quick-test profile benchmark evaluate compare plot tensorboard clean \
+.PHONY: help install test test-system lint quick-test profile benchmark evaluate compare plot tensorboard clean \
 	train train-timed train-parallel train-parallel-timed train-a2c train-a2c-timed train-a2c-parallel \
 	train-a2c-parallel-timed train-a3c train-a3c-timed train-impala train-impala-timed train-impala-parallel \
 	train-impala-parallel-timed train-distributed train-a2c-distributed train-impala-distributed \
@@ -188,8 +190,13 @@ peers: $(READY)  ## measure this project against other libraries (docs/peers.md)
 
 # --- Looking after the code ---------------------------------------------------------------------------------
 
-test: $(READY)  ## run all tests
-	@$(PY) -m pytest $(ARGS)
+test: $(READY)  ## run all tests that leave the machine as it is, in parallel; ARGS="tests/rl -x" for some
+	@$(if $(ARGS),exec $(PY) -m pytest $(ARGS);) code=0; \
+	$(PY) -m pytest --ignore=tests/system -m "not alone" -n $(JOBS) --maxprocesses=8 --dist worksteal || code=$$?; \
+	$(PY) -m pytest --ignore=tests/system -m alone || code=$$?; exit $$code
+
+test-system: $(READY)  ## run the tests that need root, SLURM, network namespaces or Chromium, or skip them
+	@$(PY) -m pytest tests/system $(ARGS)
 
 lint: $(READY)  ## check style and types
 	@$(PY) -m ruff check .

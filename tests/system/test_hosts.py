@@ -34,7 +34,14 @@ def test_a_pulled_cable_ends_both_nodes_in_time_and_leaves_the_last_checkpoint_w
 ) -> None:
     before, folder = runs.shared_files(), tmp_path / "run"
     flags = (*TINY, *processes, *fault(delay=0.002), "--set", f"cluster.timeout_seconds={TIMEOUT}")
-    flags += ("--batch-size", 32, "--set", "logging.checkpoint_interval=5", "--set", "logging.snapshot_seconds=0")
+    flags += (
+        "--batch-size",
+        32,
+        "--set",
+        "logging.checkpoint_interval=5",
+        "--set",
+        "logging.snapshot_seconds=0",
+    )
     with two_hosts() as (names, address), Nodes(address, names) as nodes:
         nodes.start(script, *flags, "--output-dir", folder)
         runs.wait_for_rows(folder, 12)

@@ -18,9 +18,10 @@ from rlcb.cpu import allowed_cpus, usable_cores
 from rlcb.training.resource_monitor import ResourceMonitor
 from tests import runs
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="proportional set sizes are Linux's"
-)
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="proportional set sizes are Linux's"),
+]
 
 MB = 2**20
 SHARED = 128 * MB
