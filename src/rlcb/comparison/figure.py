@@ -1,4 +1,4 @@
-"""The plot of a comparison: rewards over timesteps, FPS over time, policy loss, timesteps over wall clock."""
+"""The picture of a comparison: two large panels of returns, three small ones of speed and loss, and words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from rlcb.comparison.panel import (
     draw_panel,
     end_name,
     name_width,
-    shows_seeds,
     style_of,
 )
 from rlcb.comparison.procgen_scores import NORMALISATION, REFERENCE_CITATION, REFERENCE_NOTE
@@ -32,20 +31,27 @@ from rlcb.text import counted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN = ("return", "fps", "policy_loss", "timesteps")  # in reading order
-# Inches: the plot's width and a panel's height, what is left of a panel, between two rows, and of a legend.
-WIDTH, PANEL, TICKS, BETWEEN, LEGEND = 14.0, 3.6, 0.8, 1.0, 2.4
+# Keys and clocks of the panels in reading order: LARGE of them in the upper row, the others below.
+RETURNS = (("return", "wall_clock"), ("return", "timesteps"))
+SMALL = (("fps", "wall_clock"), ("timesteps", "wall_clock"), ("policy_loss", "timesteps"))
+LARGE = 2
+FIRST = 0.58  # share of the first panel in the width of the upper row
+# Inches: width of the picture, height of its two rows, room for tick labels, between rows and for a legend.
+WIDTH, ROWS, TICKS, BETWEEN, LEGEND = 14.0, (3.9, 2.3), 0.8, 1.0, 2.4
 TITLE, CLAIM, FOOT = 19.0, 12.5, 10.5  # sizes of text, in points
 LEADING = 1.55  # from one line of text to the next, over its size
 LETTER = 0.52  # width of a character of a text over its size, on average and a little more
 MAX_CLAIMS = 5
-MAX_UNEQUAL = 420  # characters about what was not equal
+MAX_UNEQUAL = 150  # characters about what was not equal
 NAMED = 5  # differences of one aspect that are named
 
 
 def draw_game(comparison: Comparison, game: GameResult, panels: Sequence[Panel]) -> Figure:
-    """The four panels of one game."""
-    chosen = [next(panel for panel in panels if panel.key == key) for key in SHOWN]
+    """Draw the picture of one game. `panels` are all panels of the game."""
+    large = [
+        panel._replace(title=f"{panel.title} over {_clock_name(panel)}") for panel in _pick(panels, RETURNS)
+    ]
+    chosen = [*large, *_pick(panels, SMALL)]
     reference = next((each for each in references(comparison) if each.game == game.game), None)
     start = f"{game.game}, "
     said = [each for each in findings(comparison) if each.place.startswith(start)]
@@ -54,24 +60,37 @@ def draw_game(comparison: Comparison, game: GameResult, panels: Sequence[Panel])
 
 
 def draw_games(comparison: Comparison, panels: dict[str, list[Panel]]) -> Figure:
-    """Several games: normalised scores over both clocks, never a mean of raw returns; speed by game."""
-    scores = panels[""]
+    """Draw the picture of several games: normalised scores, and speed and loss in the first game.
+
+    `panels` holds the panels of each game by its env id and those of the scores under "". Without scores the
+    returns in the first two games take their place; raw returns are never averaged over games.
+    """
     first = comparison.games[0]
-    chosen = [
-        *scores,
-        *(next(panel for panel in panels[first.env] if panel.key == key) for key in ("fps", "timesteps")),
-    ]
-    if not scores:
-        own = [next(p for p in panels[game.env] if p.key == "return") for game in comparison.games[:2]]
-        own = [p._replace(title=f"{p.title}: {game.game}") for p, game in zip(own, comparison.games)]
-        chosen = [*own, *chosen]
-    chosen[2:] = [panel._replace(title=f"{panel.title}: {first.game}") for panel in chosen[2:]]
+    large = [
+        panel._replace(title=f"Score over {_clock_name(panel)}") for panel in panels[""][::-1]
+    ]  # wall clock first
+    if not large:
+        for game in comparison.games[:LARGE]:
+            (panel,) = _pick(panels[game.env], RETURNS[:1])
+            large.append(panel._replace(title=f"{panel.title}: {game.game}"))
+    small = [panel._replace(title=f"{panel.title}: {first.game}") for panel in _pick(panels[first.env], SMALL)]
+    chosen = [*large, *small]
     names = [game.game for game in comparison.games]
     names = names if len(names) < 5 else [*names[:3], f"{len(names) - 3} more"]
     said = findings(comparison)
     said = [each for each in said if each.place.startswith("Over ")] or said
     title = f"Comparison on {len(comparison.games)} games: {', '.join(names)}"
     return _draw(comparison, comparison.results, chosen, title, said, None)
+
+
+def _pick(panels: Sequence[Panel], wanted: Sequence[tuple[str, str]]) -> list[Panel]:
+    """Return the panels with these keys and clocks, in this order."""
+    by_key = {(panel.key, panel.clock.key): panel for panel in panels}
+    return [by_key[each] for each in wanted]
+
+
+def _clock_name(panel: Panel) -> str:
+    return panel.clock.key.replace("_", " ")
 
 
 def _draw(
@@ -85,20 +104,21 @@ def _draw(
     import matplotlib
     from matplotlib.figure import Figure
 
-    panels = [smoothed(panel) for panel in panels[:4]]
-    look = _look(comparison, results, panels)
+    panels = [smoothed(panel) for panel in panels]
+    look = _look(comparison, results, panels[:1])
     words = [line for text in claims(said, _room(CLAIM)) for line in textwrap.wrap(text, _room(CLAIM))]
     foot = [
         line for text in footer(comparison, panels, reference) for line in textwrap.wrap(text, _room(FOOT))
     ]
     claim, line = CLAIM * LEADING / 72, FOOT * LEADING / 72
     head, bottom = 1.6 + claim * len(words), 0.85 + line * len(foot)
-    height = head + 2 * PANEL + BETWEEN + bottom
+    height = head + sum(ROWS) + BETWEEN + bottom
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, height))
-        for panel, frame in zip(panels, _frames(panels, look, head, height)):
-            published = reference.figures if reference and panel.key == "return" else None
-            draw_panel(figure.add_axes(frame), panel, look, published)
+        for index, (panel, frame) in enumerate(zip(panels, _frames(panels, look, head, height))):
+            with_reference = (panel.key, panel.clock.key) == ("return", "timesteps")
+            published = reference.figures if reference and with_reference else None
+            draw_panel(figure.add_axes(frame), panel, look, published, names=index == 0)
         left = TICKS / WIDTH
         figure.text(left, 1 - 0.45 / height, title, fontsize=TITLE, fontweight="bold", va="center")
         figure.text(left, 1 - 0.82 / height, _facts(results, look), fontsize=CLAIM, color=GREY, va="center")
@@ -115,7 +135,7 @@ def _draw(
 def _look(comparison: Comparison, results: Sequence[GroupResult], panels: Sequence[Panel]) -> Look:
     seeds = common_seeds(results)
     names = [[end_name(curve, seeds) for curve in panel.curves if curve.band.n.any()] for panel in panels]
-    width = max((name_width(each, PANEL * 72 / NAME_HEIGHT) for each in names), default=0)
+    width = max((name_width(each, ROWS[0] * 72 / NAME_HEIGHT) for each in names), default=0)
     return Look({label: style_of(index) for index, label in enumerate(comparison.labels)}, seeds, width)
 
 
@@ -134,20 +154,18 @@ def _beside(panels: Sequence[Panel], look: Look) -> float:
 def _frames(
     panels: Sequence[Panel], look: Look, head: float, height: float
 ) -> list[tuple[float, float, float, float]]:
-    """Left, bottom, width and height of four panels, as shares of the plot."""
+    """Return left, bottom, width and height of every panel, as shares of the picture."""
     legend = len(look.styles) > MAX_LABELS
-    beside = 0.2 if legend else _beside(panels, look)
-    width = (WIDTH - (LEGEND if legend else 0.0) - 2 * (TICKS + beside)) / 2
-    return [
-        (
-            (TICKS + column * (TICKS + width + beside)) / WIDTH,
-            1 - (head + PANEL + row * (PANEL + BETWEEN)) / height,
-            width / WIDTH,
-            PANEL / height,
-        )
-        for row in range(2)
-        for column in range(2)
-    ]
+    room = WIDTH - (LEGEND if legend else 0.2)
+    beside = 0.2 if legend else _beside(panels[:1], look)
+    frames = []
+    for row, gaps, widths in ((0, (beside, 0.1), (FIRST, 1 - FIRST)), (1, (0.2, 0.2, 0.1), (1 / 3,) * 3)):
+        free, left = room - len(widths) * TICKS - sum(gaps), TICKS
+        bottom = 1 - (head + sum(ROWS[: row + 1]) + row * BETWEEN) / height
+        for share, gap in zip(widths, gaps):
+            frames.append((left / WIDTH, bottom, free * share / WIDTH, ROWS[row] / height))
+            left += free * share + gap + TICKS
+    return frames
 
 
 def _facts(results: Sequence[GroupResult], look: Look) -> str:
@@ -185,9 +203,7 @@ def _lines(panels: Sequence[Panel]) -> str:
     """What thick, thin and dashed lines and bands are."""
     curves = [curve for panel in panels for curve in panel.curves if curve.band.n.any()]
     parts = [f"Line: mean over seeds, noisy figures smoothed over {SMOOTH_SHARE:.0%} of the axis"]
-    if any(shows_seeds(curve) for curve in curves):
-        parts.append("thin: each seed")
-    if any(curve.band.n.max() > 1 and not shows_seeds(curve) for curve in curves):
+    if any(curve.band.n.max() > 1 for curve in curves):
         parts.append("band: 95 % bootstrap interval of the mean")
     if any((curve.band.n > 0).sum() > (curve.band.n == curve.band.n.max()).sum() for curve in curves):
         parts.append("thin and dashed: fewer seeds are left")
@@ -195,7 +211,7 @@ def _lines(panels: Sequence[Panel]) -> str:
 
 
 def unequal(differences: Sequence[Difference], room: int = MAX_UNEQUAL) -> str:
-    """Every aspect with what differs in it, as far as `room` reaches; what is left out is counted."""
+    """Name every aspect, with its differences as long as all of them fit into `room` characters."""
     aspects: dict[str, list[str]] = {}
     for each in differences:
         aspects.setdefault(each.aspect, []).append(each.text)
@@ -205,8 +221,7 @@ def unequal(differences: Sequence[Difference], room: int = MAX_UNEQUAL) -> str:
     kept = list(parts)
     while len(kept) > 1 and len("; ".join(kept)) > room:
         kept.pop()
-    more = len(parts) - len(kept)
-    return f"{'; '.join(kept)}{f'; ... and {more} more' if more else ''}. Details in the report."
+    return f"{'; '.join([*kept, *list(aspects)[len(kept) :]])}. Details in the report."
 
 
 def _in_short(texts: Sequence[str]) -> str:

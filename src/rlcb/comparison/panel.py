@@ -10,7 +10,6 @@ import numpy as np
 
 from rlcb.comparison.curves import GroupCurve, Panel
 from rlcb.comparison.procgen_scores import Published
-from rlcb.comparison.statistics import ENOUGH
 from rlcb.plots.style import GREY
 from rlcb.text import count_text
 
@@ -23,9 +22,9 @@ COLOURS = ("#0072B2", "#D55E00", "#007A5E", "#A0457F", "#8A6D00", "#5F6469", "#6
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 MAX_LABELS = 8  # groups named at the ends of their lines; more get a legend
 EARLY, END = 0.8, 0.97  # of the axis: lines that end before are named where they end, or get a dot
-NAME_SIZE, NAME_HEIGHT = 10.5, 12.5  # of a name and of one of its lines, in points
+NAME_SIZE, NAME_HEIGHT = 12.0, 14.5  # of a name and of one of its lines, in points
 CHARACTER = 0.56  # width of a character over the size of the text, on average and a little more
-NAME_WIDTHS = (12, 16, 22, 30)  # characters in a line of a name: the fewest that leave room for all names
+NAME_WIDTHS = (16, 22, 30)  # characters in a line of a name: the fewest that leave room for all names
 
 
 class Look(NamedTuple):
@@ -72,13 +71,10 @@ def name_width(names: Iterable[str], lines: float) -> int:
     return NAME_WIDTHS[-1]
 
 
-def shows_seeds(curve: GroupCurve) -> bool:
-    """Few seeds are drawn one by one: an interval of so few says no more than they do."""
-    return bool(curve.runs) and 1 < curve.band.n.max() < ENOUGH
-
-
-def draw_panel(ax: Axes, panel: Panel, look: Look, reference: Published | None = None) -> None:
-    """One panel with its lines, seeds or bands, and each group's name at the end of its line."""
+def draw_panel(
+    ax: Axes, panel: Panel, look: Look, reference: Published | None = None, names: bool = True
+) -> None:
+    """Draw one panel: lines, intervals, seeds and, with `names`, each group's name at the end of its line."""
     title = ax.set_title(panel.title, loc="left", pad=10)
     ax.annotate(
         panel.unit, (1, 0), (8, 0), xycoords=title, textcoords="offset points", va="bottom", color=GREY
@@ -87,7 +83,7 @@ def draw_panel(ax: Axes, panel: Panel, look: Look, reference: Published | None =
     for curve in panel.curves:
         shown = np.flatnonzero(np.isfinite(curve.band.mean))
         if shown.size:
-            _draw_curve(ax, panel, curve, look.styles[curve.label])
+            _draw_curve(ax, panel, curve, look.styles[curve.label], names)
             x, y = float(panel.grid[shown[-1]]), float(curve.band.mean[shown[-1]])
             ends.append(End(x, y, end_name(curve, look.seeds), look.styles[curve.label]["color"]))
     if not ends:
@@ -95,25 +91,22 @@ def draw_panel(ax: Axes, panel: Panel, look: Look, reference: Published | None =
     _dress(ax, panel)
     if reference is not None:
         _draw_reference(ax, panel, reference)
-    if len(look.styles) <= MAX_LABELS:
+    if names and len(look.styles) <= MAX_LABELS:
         ax.set_ylim(ax.get_ylim())  # names are placed for these limits
         limit = EARLY * float(panel.grid[-1])
         _name_early(ax, [end for end in ends if end.x < limit])
         _name_at_edge(ax, [end for end in ends if end.x >= limit], look.name_width)
 
 
-def _draw_curve(ax: Axes, panel: Panel, curve: GroupCurve, style: dict[str, Any]) -> None:
+def _draw_curve(ax: Axes, panel: Panel, curve: GroupCurve, style: dict[str, Any], names: bool) -> None:
     colour, n, mean = style["color"], curve.band.n, curve.band.mean
-    if shows_seeds(curve):
-        for run in curve.runs:
-            ax.plot(panel.grid, run, color=colour, linewidth=0.7, alpha=0.4)
-    elif n.max() > 1:
+    if n.max() > 1:
         ax.fill_between(panel.grid, curve.band.low, curve.band.high, color=colour, alpha=0.15, linewidth=0)
     whole = np.where(n == n.max(), mean, np.nan)
     ax.plot(panel.grid, mean, color=colour, linewidth=1.0, linestyle=(0, (2, 2)), zorder=3)
     ax.plot(panel.grid, whole, linewidth=2.4, zorder=3, **style)
     for at in np.flatnonzero(np.diff(n) < 0):
-        if n[at + 1] > 0:
+        if names and n[at + 1] > 0:
             where, words = (float(panel.grid[at]), float(mean[at])), f"n={n[at + 1]}"
             place: dict[str, Any] = {"xytext": (2, 4), "textcoords": "offset points", "fontsize": 9}
             ax.annotate(words, where, color=colour, path_effects=_halo(), zorder=5, **place)
