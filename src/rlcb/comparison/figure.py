@@ -73,7 +73,9 @@ def draw_games(comparison: Comparison, panels: dict[str, list[Panel]]) -> Figure
         for game in comparison.games[:LARGE]:
             (panel,) = _pick(panels[game.env], RETURNS[:1])
             large.append(panel._replace(title=f"{panel.title}: {game.game}"))
-    small = [panel._replace(title=f"{panel.title}: {first.game}") for panel in _pick(panels[first.env], SMALL)]
+    small = [
+        panel._replace(title=f"{panel.title}: {first.game}") for panel in _pick(panels[first.env], SMALL)
+    ]
     chosen = [*large, *small]
     names = [game.game for game in comparison.games]
     names = names if len(names) < 5 else [*names[:3], f"{len(names) - 3} more"]
