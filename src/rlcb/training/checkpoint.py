@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"no checkpoint at {path}")
     try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # compares checksums, which torch.load does not
+        if damaged is not None:
+            raise UsageError(f"{path} is damaged: the checksum of {damaged} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except UsageError:
+        raise
     except OSError as error:
         raise UsageError(f"cannot read checkpoint {path}: {error.strerror or error}") from None
     except Exception as error:  # torch raises whatever its archive reader or unpickler meets first
