@@ -79,60 +79,61 @@ benchmark: $(READY)  ## PPO and IMPALA in both modes, a minute each: trained, ev
 		--set ppo:training.batch_size=1024 \
 		$(if $(CONFIG),--config "$(CONFIG)") --output-dir "$$out" $(ARGS)
 
-# train_with SCRIPT, timed_with SCRIPT: run a training script for its timesteps, or for DURATION hours
-train_with = @$(PY) $(1).py $(TRAIN_FLAGS)
-timed_with = @$(PY) $(1).py --duration "$(or $(DURATION),1.0)" $(TRAIN_FLAGS)
+# train_with ALGORITHM,MODE and timed_with ALGORITHM,MODE: train for the timesteps of the configuration, or for
+# DURATION hours
+train_with = @$(PY) train.py --algorithm $(1) --mode $(2) $(TRAIN_FLAGS)
+timed_with = @$(PY) train.py --algorithm $(1) --mode $(2) --duration "$(or $(DURATION),1.0)" $(TRAIN_FLAGS)
 
 train: $(READY)  ## train PPO in one process for the timesteps of its configuration
-	$(call train_with,train_ppo_sequential)
+	$(call train_with,ppo,sequential)
 
 train-timed: $(READY)  ## ... for DURATION hours of wall-clock time
-	$(call timed_with,train_timed)
+	$(call timed_with,ppo,sequential)
 
 train-parallel: $(READY)  ## train PPO in several processes
-	$(call train_with,train_ppo_parallel)
+	$(call train_with,ppo,parallel)
 
 train-parallel-timed: $(READY)  ## ... for DURATION hours
-	$(call timed_with,train_parallel_timed)
+	$(call timed_with,ppo,parallel)
 
 train-a2c: $(READY)  ## train A2C in one process
-	$(call train_with,train_a2c_sequential)
+	$(call train_with,a2c,sequential)
 
 train-a2c-timed: $(READY)  ## ... for DURATION hours
-	$(call timed_with,train_a2c_sequential_timed)
+	$(call timed_with,a2c,sequential)
 
 train-a2c-parallel: $(READY)  ## train A2C in several processes
-	$(call train_with,train_a2c_parallel)
+	$(call train_with,a2c,parallel)
 
 train-a2c-parallel-timed: $(READY)  ## ... for DURATION hours
-	$(call timed_with,train_a2c_parallel_timed)
+	$(call timed_with,a2c,parallel)
 
 train-a3c: $(READY)  ## train A3C in several asynchronous processes
-	$(call train_with,train_a3c_parallel)
+	$(call train_with,a3c,parallel)
 
 train-a3c-timed: $(READY)  ## ... for DURATION hours
-	$(call timed_with,train_a3c_parallel_timed)
+	$(call timed_with,a3c,parallel)
 
 train-impala: $(READY)  ## train IMPALA in one process
-	$(call train_with,train_impala_sequential)
+	$(call train_with,impala,sequential)
 
 train-impala-timed: $(READY)  ## ... for DURATION hours
-	$(call timed_with,train_impala_sequential_timed)
+	$(call timed_with,impala,sequential)
 
 train-impala-parallel: $(READY)  ## train IMPALA with actors and learners
-	$(call train_with,train_impala_parallel)
+	$(call train_with,impala,parallel)
 
 train-impala-parallel-timed: $(READY)  ## ... for DURATION hours
-	$(call timed_with,train_impala_parallel_timed)
+	$(call timed_with,impala,parallel)
 
 train-distributed: $(READY)  ## train PPO on several nodes: ARGS="--num-nodes N --node-rank I --master-addr HOST"
-	$(call train_with,train_ppo_distributed)
+	$(call train_with,ppo,distributed)
 
 train-a2c-distributed: $(READY)  ## ... A2C
-	$(call train_with,train_a2c_distributed)
+	$(call train_with,a2c,distributed)
 
 train-impala-distributed: $(READY)  ## ... IMPALA
-	$(call train_with,train_impala_distributed)
+	$(call train_with,impala,distributed)
 
 # evaluate_newest PATTERN: evaluate CHECKPOINT, or the newest final checkpoint that fits the pattern
 define evaluate_newest

@@ -18,9 +18,9 @@ from perf.training_runs import Result, train
 from rlcb.cpu import usable_cores
 
 SCRIPTS = {
-    "A2C sequential": "train_a2c_sequential.py",
-    "A2C parallel": "train_a2c_parallel.py",
-    "A3C parallel": "train_a3c_parallel.py",
+    "A2C sequential": "train.py --algorithm a2c --mode sequential",
+    "A2C parallel": "train.py --algorithm a2c --mode parallel",
+    "A3C parallel": "train.py --algorithm a3c --mode parallel",
 }
 TIMESTEPS = {"impala": 32 * 16 * 20, "nature": 32 * 16 * 120}
 AGAIN, KEPT = "made again", "kept"

@@ -67,7 +67,7 @@ def run(case: Case, mode: str, record: dict[str, list[dict[str, Any]]]) -> float
     )
     settings = (f"model.architecture={case.network}", *case.settings)
     core = 0 if mode == "pinned" else None
-    result = train(f"train_{algorithm}_{kind}.py", flags, settings, core)
+    result = train(f"train.py --algorithm {algorithm} --mode {kind}", flags, settings, core)
     detail: dict[str, Any] = {"peak_memory_mb": result.peak_memory_mb, "shares": result.shares}
     if "impala" in result.record:
         detail["impala"] = result.record["impala"]

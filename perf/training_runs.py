@@ -35,7 +35,8 @@ class Result:
 
 
 def command(script: str, folder: str, flags: Sequence[object], settings: Sequence[str]) -> list[str]:
-    words = [sys.executable, str(PROJECT / script), "--output-dir", folder, *map(str, flags)]
+    name, *choice = script.split()  # the flags that choose the algorithm and mode of train.py
+    words = [sys.executable, str(PROJECT / name), *choice, "--output-dir", folder, *map(str, flags)]
     for setting in ("logging.tensorboard=false", *settings):
         words += ["--set", setting]
     return words

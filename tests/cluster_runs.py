@@ -20,7 +20,7 @@ from tests import rank_env, runs
 
 LINK_B = "veth-b"
 PPO = "train_ppo_distributed.py"
-IMPALA = "train_impala_distributed.py"
+IMPALA = "train.py --algorithm impala --mode distributed"
 # Endless and tiny; a test gives a budget or a fault.
 TINY = (
     *("--env", rank_env.ID, "--num-envs", 4, "--n-steps", 8, "--n-epochs", 1, "--batch-size", 16),
@@ -66,16 +66,18 @@ def own_address() -> str:
     raise AssertionError
 
 
-def torchrun(*arguments: object, ranks: int = 2, restarts: int = 0) -> list[str]:
-    """The command of `ranks` processes on one node; `arguments` begin with the script."""
+def torchrun(script: str, *arguments: object, ranks: int = 2, restarts: int = 0) -> list[str]:
+    """Return torchrun's command for `ranks` processes on one node; `script` may carry flags itself."""
     launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks)
     place = ("--master-addr", "127.0.0.1", "--master-port", free_port(), "--max-restarts", restarts)
-    return [str(each) for each in (*launcher, *place, *arguments)]
+    return [str(each) for each in (*launcher, *place, *script.split(), *arguments)]
 
 
-def agents(address: str, *arguments: object, c10d: bool = False, restarts: int = 0) -> list[list[str]]:
-    """The commands of torchrun's agents on two nodes, each of which starts one process; `arguments` begin
-    with the script."""
+def agents(
+    address: str, script: str, *arguments: object, c10d: bool = False, restarts: int = 0
+) -> list[list[str]]:
+    """Return the commands of torchrun's agents on two nodes, each of which starts one process. `script` may
+    carry flags itself."""
     port, commands = free_port(), []
     for node in range(2):
         place: tuple[object, ...] = (
@@ -86,7 +88,7 @@ def agents(address: str, *arguments: object, c10d: bool = False, restarts: int =
             place = ("--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address}:{port}")
             place += ("--rdzv-id", port, "--rdzv-conf", f"is_host={first}", "--local-addr", address)
         launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 1)
-        words = (*launcher, *place, "--max-restarts", restarts, *arguments)
+        words = (*launcher, *place, "--max-restarts", restarts, *script.split(), *arguments)
         commands.append([str(word) for word in words])
     return commands
 

@@ -20,7 +20,9 @@ SHARED = Path("/dev/shm")
 
 
 def command(script: str, *arguments: object) -> list[str]:
-    return [sys.executable, str(PROJECT / script), *map(str, arguments)]
+    """Return the words that run a script of the project's folder; `script` may carry flags itself."""
+    name, *flags = script.split()
+    return [sys.executable, str(PROJECT / name), *flags, *map(str, arguments)]
 
 
 def run(

@@ -485,7 +485,7 @@ def clone(tmp_path: Path) -> Path:
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
     (tmp_path / "venv" / ".setup-stamp").touch()
-    for name in ("compare_results", "evaluate", "plot_results", "run_benchmark", "train_ppo_sequential"):
+    for name in ("compare_results", "evaluate", "plot_results", "run_benchmark", "train"):
         (tmp_path / f"{name}.py").write_text("import sys\nprint(sys.argv)\n")
     return tmp_path
 
@@ -516,7 +516,7 @@ def test_make_says_in_one_line_that_there_is_nothing_to_show(clone: Path, target
 
 def test_make_train_leaves_to_the_configuration_what_is_not_given(clone: Path) -> None:
     plain = make("train", folder=clone)
-    assert plain.stdout.splitlines()[-1] == str(["train_ppo_sequential.py"])
+    assert plain.stdout.splitlines()[-1] == str(["train.py", "--algorithm", "ppo", "--mode", "sequential"])
     given = make("train", "ENV=coinrun", "SEED=3", "OUTPUT=my runs/a", folder=clone)
     expected = ["--output-dir", "my runs/a", "--env", "coinrun", "--seed", "3"]
     assert given.stdout.splitlines()[-1].endswith(str(expected)[1:])

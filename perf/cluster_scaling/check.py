@@ -166,7 +166,9 @@ def start(
     told = ("--num-nodes", NODES, "--node-rank", node)
     where = ("--master-addr", place.addresses[0], "--master-port", port)
     flags = (*case.flags(updates), *told, *where)
-    words = command(f"train_{case.algorithm}_distributed.py", str(folder), flags, case.settings)
+    words = command(
+        f"train.py --algorithm {case.algorithm} --mode distributed", str(folder), flags, case.settings
+    )
     words = [*place.enter(node), "taskset", "-c", str(cores[node % len(cores)]), *words]
     with Path(f"{folder}.{node}").open("w") as errors:
         return subprocess.Popen(

@@ -100,7 +100,7 @@ def own_script(mode: str, *settings: str) -> Callable[[Case, Path, Path], list[s
         if mode == "parallel":
             flags += ["--num-workers", largest_divisor(case.num_envs, cpu.usable_cores())]
         network = (f"model.architecture={case.network}", f"model.hidden_size={case.hidden_size}")
-        script = f"train_{case.algorithm}_{mode}.py"
+        script = f"train.py --algorithm {case.algorithm} --mode {mode}"
         return command(script, str(folder / "run"), flags, (*network, *settings))
 
     return words

@@ -206,7 +206,7 @@ WRONG_ACTORS = {
     ),
     "IMPALA in one process": (
         ("impala", "sequential", "--num-actors", "4"),
-        "--num-actors 4: this script trains in one process, without actors; train_impala_parallel.py has",
+        "--num-actors 4: a sequential run has no actors; --mode parallel has",
     ),
     "its settings in one process": (
         ("impala", "sequential", "--set", "impala.max_policy_lag=4"),

@@ -47,7 +47,12 @@ def assert_same(folder: Path, alone: Path) -> None:
 
 def test_two_ranks_under_torchrun(alone: tuple[str, Path], tmp_path: Path) -> None:
     algorithm, folder = alone
-    command = torchrun(f"train_{algorithm}_distributed.py", *FLAGS[algorithm], "--output-dir", tmp_path / "2")
+    command = torchrun(
+        f"train.py --algorithm {algorithm} --mode distributed",
+        *FLAGS[algorithm],
+        "--output-dir",
+        tmp_path / "2",
+    )
     process = cluster_runs.start(command)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
@@ -63,7 +68,7 @@ def test_two_nodes_of_two_workers_that_overlap_the_sum_with_the_backward_pass(
     target = tmp_path / "4"
     extra = ("--num-workers", 2, "--set", "cluster.overlap=true", "--output-dir", target)
     with Nodes(cluster_runs.own_address()) as nodes:
-        nodes.start(f"train_{algorithm}_distributed.py", *FLAGS[algorithm], *extra)
+        nodes.start(f"train.py --algorithm {algorithm} --mode distributed", *FLAGS[algorithm], *extra)
         (code, output, errors), (other_code, other_output, other_errors) = nodes.wait(120)
     assert (code, other_code) == (0, 0), errors + other_errors
     assert_same(target, folder)
@@ -120,7 +125,9 @@ def test_plain_scripts_inside_of_a_slurm_job_are_what_they_are_outside(
         for algorithm in ("ppo", "a2c", "a3c", "impala"):
             flags = FLAGS.get(algorithm, SMALL) + (actors if algorithm == "impala" else ("--num-workers", 2))
             folder = tmp_path / f"{algorithm}_parallel"
-            process = runs.start(f"train_{algorithm}_parallel.py", *flags, "--output-dir", folder)
+            process = runs.start(
+                f"train.py --algorithm {algorithm} --mode parallel", *flags, "--output-dir", folder
+            )
             stack.enter_context(process)
             stack.callback(process.kill)
             processes.append(process)

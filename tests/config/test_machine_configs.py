@@ -222,7 +222,8 @@ def test_a_sequential_file_trains(tmp_path: Path, stem: str) -> None:
 def test_a_parallel_file_trains(tmp_path: Path, stem: str) -> None:
     config = read(stem)
     result = runs.run(
-        f"train_{config.algorithm}_parallel.py", "--config", FOLDER / f"{stem}.yaml", *smaller(config),
+        f"train.py --algorithm {config.algorithm} --mode parallel", "--config", FOLDER / f"{stem}.yaml",
+        *smaller(config),
         "--output-dir", tmp_path / "run", "--num-threads", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

@@ -114,7 +114,7 @@ def test_more_workers_than_cores_are_allowed_with_a_warning(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("script", ["train_ppo_parallel.py", "train_a3c_parallel.py"])
+@pytest.mark.parametrize("script", ["train_ppo_parallel.py", "train.py --algorithm a3c --mode parallel"])
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -162,7 +162,7 @@ def test_a_worker_that_cannot_make_its_environment_is_a_usage_error_and_leaves_n
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("script", ["train_ppo_parallel.py", "train_a3c_parallel.py"])
+@pytest.mark.parametrize("script", ["train_ppo_parallel.py", "train.py --algorithm a3c --mode parallel"])
 @pytest.mark.parametrize(("workers", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM), (5, signal.SIGINT)])
 def test_a_signal_ends_the_run_safely_and_the_same_command_resumes_it(
     tmp_path: Path, script: str, workers: int, number: signal.Signals

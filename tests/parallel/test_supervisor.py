@@ -19,7 +19,7 @@ PPO = ("--num-workers", 2, "--batch-size", 16, "--n-epochs", 1)
 SCRIPTS = {
     "train_ppo_parallel.py": PPO,
     "train_ppo_distributed.py": PPO,
-    "train_a3c_parallel.py": ("--num-workers", 2),
+    "train.py --algorithm a3c --mode parallel": ("--num-workers", 2),
     "train_impala_parallel.py": ("--num-actors", 2, "--set", "impala.num_learners=1"),
 }
 

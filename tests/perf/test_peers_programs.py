@@ -63,7 +63,7 @@ def test_a_peer_is_given_the_settings_that_this_project_trains_with(case: Case, 
     words = SIDES[mode].command(case, Path("python"), Path("folder"))
     script = Path(words[1]).name
     assert (runs.PROJECT / script).exists()
-    config = resolve_config(make_parser(case.algorithm, mode, False).parse_args(words[2:]))
+    config = resolve_config(make_parser(case.algorithm, mode, None).parse_args(words[2:]))
     given = json.loads(SIDES["sb3"].command(case, Path("python"), Path("folder"))[-1])
     ours = {**config.training.model_dump(), **config.model.model_dump(), "num_envs": config.env.num_envs}
     for key in ("num_envs", "hidden_size", *(key for key in given if key in config.training.model_dump())):

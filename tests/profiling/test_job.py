@@ -58,7 +58,7 @@ def test_a_short_run_that_fails_costs_its_figure_and_nothing_else(
 ) -> None:
     def short_run(config: Config, setup: Setup, *_: Any) -> ShortRun:
         if config.algorithm == "ppo":
-            raise RunError("a short run of train_ppo_sequential.py failed (cannot reserve memory)")
+            raise RunError("a short run of ppo sequential failed (cannot reserve memory)")
         return reached(config, setup)
 
     load = {"cpu_percent": 0.0, "busiest": []}
@@ -70,7 +70,7 @@ def test_a_short_run_that_fails_costs_its_figure_and_nothing_else(
     write = ["--write", str(tmp_path / "local_ppo_sequential.yaml")]
     assert main([*flags, "--output-dir", str(folder), *write]) == 1
     output, error = capsys.readouterr()
-    assert error == "warning: a short run of train_ppo_sequential.py failed (cannot reserve memory)\n"
+    assert error == "warning: a short run of ppo sequential failed (cannot reserve memory)\n"
     ppo, a2c = read_profile(folder / "made-up_nature.json").results
     assert (ppo.reached, ppo.share) == (None, None)
     assert a2c.reached is not None and a2c.share == pytest.approx(100 / a2c.limit_fps)

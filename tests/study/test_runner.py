@@ -41,14 +41,14 @@ class Scene:
 
     def run_logged(self, command: Sequence[str], log: Path, *_: Any) -> int:
         cell = next(each for each in self.folder.study.cells if each.name == log.parent.name)
-        script = Path(command[1]).name
-        self.calls.append(f"{script} {cell.name}")
-        log.write_text(f"{script}: failed: the world ended\n")
+        program = command[3]  # after `python -m rlcb`
+        self.calls.append(f"{program} {cell.name}")
+        log.write_text(f"{program}: failed: the world ended\n")
         self.during(cell.name)
         status = (
             "interrupted" if self.stop.received else "failed" if cell.name in self.failing else "completed"
         )
-        if script == "evaluate.py":
+        if program == "evaluate":
             put(log.parent, None, evaluation())
         else:
             put(log.parent, record_of(cell, status))
@@ -84,8 +84,7 @@ def test_every_run_is_trained_and_then_evaluated_with_a_rest_between_two(scene: 
     assert [outcome.status for outcome in outcomes] == ["completed"] * 4
     expected: list[str] = []
     for cell in scene.folder.study.cells:
-        script = "train_timed.py" if cell.mode == "sequential" else "train_parallel_timed.py"
-        expected += [f"{script} {cell.name}", f"evaluate.py {cell.name}", "rest"]
+        expected += [f"train {cell.name}", f"evaluate {cell.name}", "rest"]
     assert scene.calls == expected[:-1]
     assert scene.rests == [7.0] * 3
 
@@ -95,7 +94,7 @@ def test_what_is_done_is_neither_repeated_nor_rested_after(scene: Scene) -> None
     (scene.folder.run_folder(cell_of(scene, 3)) / "evaluation" / "0.json").unlink()
     scene.calls.clear()
     scene.run()
-    assert scene.calls == [f"evaluate.py {cell_of(scene, 3).name}"]
+    assert scene.calls == [f"evaluate {cell_of(scene, 3).name}"]
 
 
 def test_a_failure_is_reported_and_only_retried_when_asked(
@@ -112,7 +111,7 @@ def test_a_failure_is_reported_and_only_retried_when_asked(
     assert scene.calls == []
     scene.failing = set()
     assert [outcome.status for outcome in scene.run(retry_failed=True)] == ["completed"] * 4
-    assert scene.calls == [f"train_parallel_timed.py {name}", f"evaluate.py {name}"]
+    assert scene.calls == [f"train {name}", f"evaluate {name}"]
 
 
 def test_after_a_signal_nothing_else_is_started(scene: Scene) -> None:
@@ -120,7 +119,7 @@ def test_after_a_signal_nothing_else_is_started(scene: Scene) -> None:
     with pytest.raises(Interrupted) as interruption:
         scene.run()
     assert interruption.value.exit_code == 143
-    assert scene.calls == [f"train_timed.py {cell_of(scene, 1).name}"]
+    assert scene.calls == [f"train {cell_of(scene, 1).name}"]
 
 
 def test_a_run_that_another_machine_has_is_left_to_it(scene: Scene) -> None:

@@ -16,7 +16,7 @@ from rlcb.paths import PROJECT
 from rlcb.study.folder import StudyFolder, open_study
 from rlcb.study.settings import settings_of
 from rlcb.study.state import EVALUATION_START_SECONDS, START_SECONDS, Estimate, last_row, reason_in, state_of
-from rlcb.study.study import Study, build_study, script_of
+from rlcb.study.study import Study, build_study
 
 
 def study(**settings: Any) -> Study:
@@ -62,13 +62,6 @@ def test_sequential_a3c_is_left_out_and_said_so() -> None:
     assert said.startswith("A3C sequential")
     with pytest.raises(UsageError, match="A3C is asynchronous"):
         study(algorithms=["a3c"], modes=["sequential"])
-
-
-@pytest.mark.parametrize("timed", [False, True])
-def test_every_run_has_its_training_script(timed: bool) -> None:
-    for algorithm, mode in study(algorithms=["ppo", "impala", "a2c", "a3c"]).configurations:
-        text = (PROJECT / script_of(algorithm, mode, timed)).read_text()
-        assert f'main("{algorithm}", "{mode}", timed={timed})' in text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def submit(
     given = {"PROJECT": runs.PROJECT, "PYTHON": sys.executable, "OUTPUT": folder}
     place = ("--parsable", "--cpus-per-task=1", f"--output={slurm.folder}/job-%j.out")
     job = runs.PROJECT / "cluster" / "slurm.sbatch"
-    return slurm.call("sbatch", *place, *options, job, script, *flags, **given).strip()
+    return slurm.call("sbatch", *place, *options, job, *script.split(), *flags, **given).strip()
 
 
 def log(slurm: Slurm, job: str) -> str:

@@ -89,7 +89,7 @@ def test_a_resumed_run_keeps_everything_else(setting: str) -> None:
     [
         ("train_ppo_sequential.py", ("--batch-size", 16), signal.SIGKILL),
         ("train_ppo_parallel.py", ("--batch-size", 16, "--num-workers", 2), signal.SIGTERM),
-        ("train_a3c_parallel.py", ("--num-workers", 2), signal.SIGTERM),
+        ("train.py --algorithm a3c --mode parallel", ("--num-workers", 2), signal.SIGTERM),
         (
             "train_impala_parallel.py",
             ("--num-actors", 2, "--set", "impala.num_learners=1"),

@@ -229,7 +229,7 @@ def refuse_actors(number: int, algorithm: str, mode: str) -> NoReturn:
     if mode != "sequential":
         why = "only IMPALA has actors; use --num-workers"
     elif algorithm == "impala":
-        why = "this script trains in one process, without actors; train_impala_parallel.py has them"
+        why = "a sequential run has no actors; --mode parallel has (train_impala_parallel.py)"
     else:
         why = "only IMPALA has actors, and this script trains in one process"
     raise UsageError(f"--num-actors {number}: {why}")

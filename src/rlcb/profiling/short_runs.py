@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config, dump_config, set_value
 from rlcb.errors import RunError
 from rlcb.machine.profile import Setup, ShortRun
-from rlcb.paths import PROJECT
+from rlcb.paths import rlcb_command
 from rlcb.processes.signals import StopSignal
 from rlcb.processes.subprocesses import describe_exit, run_logged
 from rlcb.profiling.advice import setup_settings
@@ -78,8 +77,8 @@ def run_script(
     parent = folder.parent
     settings, log = parent / "config.yaml", parent / "log"
     settings.write_text(dump_config(config), encoding="utf-8")
-    script = PROJECT / f"train_{config.algorithm}_{config.mode}.py"
-    words = [sys.executable, str(script), "--config", str(settings), "--output-dir", str(folder), *flags]
+    choice = ("--algorithm", config.algorithm, "--mode", config.mode)
+    words = rlcb_command("train", *choice, "--config", settings, "--output-dir", folder, *flags)
     code = run_logged(words, log, stop, lambda pid: None, on_poll)
     stop.check()
     if code:
@@ -95,7 +94,7 @@ def short_run(
     Raises RunError or Interrupted.
     """
     start, run = time.monotonic(), short_config(config, setup, seconds)
-    title = f"a short run of train_{config.algorithm}_{config.mode}.py"
+    title = f"a short run of {config.algorithm} {config.mode}"
 
     def poll() -> None:
         on_poll()

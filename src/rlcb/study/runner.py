@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcb.errors import Interrupted, RunError, UsageError
-from rlcb.paths import PROJECT
+from rlcb.paths import rlcb_command
 from rlcb.processes.machine_load import busy_warning, measure_load
 from rlcb.processes.machine_lock import Lock
 from rlcb.processes.signals import StopSignal
@@ -20,7 +19,7 @@ from rlcb.processes.subprocesses import describe_exit, run_logged
 from rlcb.study.console import Outcome, StudyProgress, evaluation_text, result_text, row_text
 from rlcb.study.folder import StudyFolder
 from rlcb.study.state import EVALUATION_LOG, START_SECONDS, TRAINING_LOG, Estimate, last_row, reason_in
-from rlcb.study.study import PlannedRun, script_of
+from rlcb.study.study import PlannedRun
 from rlcb.text import clock
 from rlcb.training.results import write_failed_record
 from rlcb.training.run_folder import CONFIG_FILE, RunFolder, config_of_run
@@ -95,7 +94,7 @@ class Runner:
 
     def _train(self, cell: PlannedRun, lock: Lock) -> str | None:
         """Begin a run, or go on with it; returns why it failed, None if it is completed."""
-        state, place, study = self.states[cell.name], self.folder.run_folder(cell), self.folder.study
+        state, place = self.states[cell.name], self.folder.run_folder(cell)
         load = measure_load()
         self.stop.check()
         how = f"goes on, {clock(state.elapsed_seconds)} trained so far" if state.begun else "starts"
@@ -103,8 +102,8 @@ class Runner:
         warning = busy_warning(load)
         if warning is not None:
             self._say(warning)
-        script = script_of(cell.algorithm, cell.mode, study.timed)
-        command = [sys.executable, str(PROJECT / script), *self.folder.training_flags(cell, state)]
+        choice = ("--algorithm", cell.algorithm, "--mode", cell.mode)
+        command = rlcb_command("train", *choice, *self.folder.training_flags(cell, state))
         facts = {"run": cell.name, "number": cell.number}
         self.folder.log("start", **facts, resumed=state.begun, load=load, command=shlex.join(command))
         code = self._call(cell, command, place / TRAINING_LOG, lock, "training")
@@ -127,8 +126,8 @@ class Runner:
         """Evaluate the final checkpoint; returns why that failed."""
         place = self.folder.run_folder(cell)
         checkpoint = RunFolder(place, self.folder.configs[cell.name]).checkpoint("final")
-        command = [sys.executable, str(PROJECT / "evaluate.py"), "--checkpoint", str(checkpoint)]
-        command += ["--num-episodes", str(self.folder.study.evaluate_episodes)]
+        episodes = self.folder.study.evaluate_episodes
+        command = rlcb_command("evaluate", "--checkpoint", checkpoint, "--num-episodes", episodes)
         if self._headed != cell.name:
             self._head(cell, "evaluation of its final checkpoint")
         code = self._call(cell, command, place / EVALUATION_LOG, lock, "evaluating")

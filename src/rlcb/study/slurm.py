@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from rlcb.errors import RunError, UsageError
-from rlcb.paths import PROJECT
+from rlcb.paths import PROJECT, rlcb_command
 from rlcb.study.folder import StudyFolder
 from rlcb.study.state import Estimate, State
 from rlcb.study.study import PlannedRun
@@ -65,7 +65,7 @@ def array_command(
 def compare_command(folder: StudyFolder, array_job: str, options: Sequence[str]) -> list[str]:
     """The sbatch command of the job that compares once all tasks have ended, in whatever way."""
     root = folder.root.absolute()
-    work = [sys.executable, str(PROJECT / "run_benchmark.py"), "--output-dir", str(root), "--compare-only"]
+    work = rlcb_command("benchmark", "--output-dir", root, "--compare-only")
     return [
         *("sbatch", "--parsable", f"--dependency=afterany:{array_job}"),
         *(f"--job-name=compare-{root.name}", f"--chdir={PROJECT}", f"--output={root / 'slurm'}/%j.out"),

@@ -23,7 +23,6 @@ from rlcb.config.yaml_file import describe_validation_error
 from rlcb.errors import UsageError
 
 # Names that the scripts for a given wall-clock time had before there were other algorithms.
-OLD_NAMES = {("ppo", "sequential"): "train_timed.py", ("ppo", "parallel"): "train_parallel_timed.py"}
 
 
 def _lower(text: Any) -> Any:
@@ -173,13 +172,6 @@ def build_study(data: Mapping[str, Any], source: str) -> Study:
         return Study.model_validate(dict(data))
     except ValidationError as error:
         raise UsageError(f"{source}: {describe_validation_error(error)}") from None
-
-
-def script_of(algorithm: str, mode: str, timed: bool) -> str:
-    """The training script of an algorithm, a mode and a kind of budget."""
-    suffix = "_timed" if timed else ""
-    name = f"train_{algorithm}_{mode}{suffix}.py"
-    return OLD_NAMES.get((algorithm, mode), name) if timed else name
 
 
 def training_flags(study: Study, cell: PlannedRun, config: Path, output: Path) -> list[str]:

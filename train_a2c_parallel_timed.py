@@ -1,8 +1,0 @@
-"""Train A2C in several processes of one machine for a given wall-clock time."""
-
-import sys
-
-from rlcb.cli.train import main
-
-if __name__ == "__main__":
-    sys.exit(main("a2c", "parallel", timed=True))
