@@ -153,6 +153,7 @@ def add_run_flags(parser: Parser, path: Path, resumes_itself: bool) -> None:
     else:
         existing.add_argument("--resume", action="store_true", help="continue the run in --output-dir")
     existing.add_argument("--overwrite", action="store_true", help="replace the run in --output-dir")
+    parser.add_argument("--trace-folder", type=Path, help=argparse.SUPPRESS)  # for profile_cpu.py --trace
 
 
 def add_process_flags(parser: Parser, algorithm: str, mode: str, num_workers: int | None) -> None:

@@ -76,7 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         from rlcb.training.run import train_in_one_process as train
 
-    return train(RunSpec(config, folder, num_threads, arguments.resume, arguments.overwrite))
+    return train(
+        RunSpec(config, folder, num_threads, arguments.resume, arguments.overwrite, arguments.trace_folder)
+    )
 
 
 def resolve_config(arguments: argparse.Namespace) -> Config:

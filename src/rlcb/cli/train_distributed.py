@@ -89,7 +89,9 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     if world.local_rank is not None:
         from rlcb.cluster.rank import train_as_rank
 
-        return train_as_rank(RunSpec(config, folder, num_threads, resume, arguments.overwrite), world)
+        return train_as_rank(
+            RunSpec(config, folder, num_threads, resume, arguments.overwrite, arguments.trace_folder), world
+        )
     from rlcb.parallel.supervisor import train_on_node
 
     calibration = None
@@ -102,7 +104,7 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
         world = replace(world, num_workers=config.learners_per_node)
     if world.node_rank > 0:
         print(describe_node(config, world), flush=True)
-    spec = RunSpec(config, folder, num_threads, resume, arguments.overwrite)
+    spec = RunSpec(config, folder, num_threads, resume, arguments.overwrite, arguments.trace_folder)
     return train_on_node(spec, worker_module(config), world, calibration)
 
 

@@ -68,9 +68,9 @@ def short_config(config: Config, setup: Setup, seconds: float) -> Config:
 
 
 def run_script(
-    config: Config, folder: Path, title: str, stop: StopSignal, on_poll: Callable[[], None], *flags: str
+    config: Config, folder: Path, title: str, stop: StopSignal, on_poll: Callable[[], None], *flags: object
 ) -> None:
-    """Run the training script of a configuration in `folder`, which must not exist.
+    """Run `rlcb train` with a configuration in `folder`, which must not exist.
 
     `title` begins the message of an error. Raises RunError, or Interrupted if a signal came.
     """
