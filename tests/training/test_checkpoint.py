@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from rlcb.errors import UsageError
-from rlcb.training.checkpoint import load_checkpoint, newest_checkpoint
+from rlcb.training.checkpoint import SEAL, load_checkpoint, newest_checkpoint, save_checkpoint
 from tests.runs import PROJECT
 
 SOUND = PROJECT / "tests/data/old_runs/ppo_sequential/checkpoints/ppo_sequential_final.pt"
@@ -34,17 +36,34 @@ def flip(path: Path, position: int, bit: int) -> None:
 
 
 def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path) -> None:
-    """Bits in the padding between the archive's members hold nothing; all others have a checksum."""
-    sound, copy, refused = load_checkpoint(SOUND), tmp_path / "flipped.pt", 0
-    positions = range(0, SOUND.stat().st_size, 37)
-    for position in positions:
-        shutil.copy(SOUND, copy)
+    """A checkpoint has a digest; only a flip in the text that marks it can go by, and changes nothing."""
+    content, sealed, copy = load_checkpoint(SOUND), tmp_path / "sealed.pt", tmp_path / "flipped.pt"
+    save_checkpoint(sealed, content)
+    size, passed = sealed.stat().st_size, 0
+    for position in [*range(0, size, 37), *range(size - 600, size)]:
+        shutil.copy(sealed, copy)
         flip(copy, position, position % 8)
         try:
-            assert equal(load_checkpoint(copy), sound), f"byte {position}"
+            assert equal(load_checkpoint(copy), content), f"byte {position}"
+            passed += 1
         except UsageError:
-            refused += 1
-    assert refused > 0.8 * len(positions)
+            pass
+    assert passed <= len(SEAL)
+
+
+def test_a_flipped_bit_in_a_tensor_of_an_older_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Checkpoints without a digest have the archive's checksums of each member."""
+    content = SOUND.read_bytes()
+    with zipfile.ZipFile(SOUND) as archive:
+        headers = [info.header_offset for info in archive.infolist() if "/data/" in info.filename]
+    assert len(headers) > 5
+    for header in headers:
+        copy = tmp_path / "flipped.pt"
+        shutil.copy(SOUND, copy)
+        name, extra = struct.unpack("<HH", content[header + 26 : header + 30])
+        flip(copy, header + 30 + name + extra, 5)  # the first byte of the tensor
+        with pytest.raises(UsageError, match="damaged"):
+            load_checkpoint(copy)
 
 
 def test_a_resumed_run_falls_back_to_the_newest_sound_checkpoint(

@@ -3,6 +3,7 @@ not fit."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import re
@@ -18,20 +19,46 @@ from rlcb.files import write_atomically
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
+SEAL, DIGEST_SIZE = b"rlcb blake2b ", 16
 KEYS = ("format", "algorithm", "mode", "config", "spaces", "learner", "counters", "elapsed_seconds")
 
 
 def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
     """Write a checkpoint so that a crash or a full disk leaves the older files as they are. Raises
     RunError."""
-    content = io.BytesIO()
-    torch.save({"format": FORMAT, **checkpoint}, content)
+    archive = io.BytesIO()
+    torch.save({"format": FORMAT, **checkpoint}, archive)
+    content = sealed(archive.getvalue())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content.getbuffer())
+        write_atomically(path, content)
     except OSError as error:
-        size = len(content.getbuffer()) / 2**20
+        size = len(content) / 2**20
         raise RunError(f"cannot save checkpoint {path} ({size:.1f} MB): {error.strerror or error}") from error
+
+
+def sealed(archive: bytes) -> bytes:
+    """Return a zip archive with a digest of all its bytes as its comment, which readers of archives ignore.
+
+    torch.load compares no checksums, and takes some damaged directories of an archive without an error.
+    """
+    length = (len(SEAL) + DIGEST_SIZE).to_bytes(2, "little")
+    body = archive[:-2] + length  # an archive without a comment ends with the comment's length
+    return body + SEAL + digest(body)
+
+
+def digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=DIGEST_SIZE).digest()
+
+
+def is_sound(content: bytes) -> bool:
+    """Whether a checkpoint's bytes match their digest; for a file of before there was one, whether the
+    archive's own checksums are right."""
+    body, seal = content[: -len(SEAL) - DIGEST_SIZE], content[-len(SEAL) - DIGEST_SIZE :]
+    if seal.startswith(SEAL):
+        return seal[len(SEAL) :] == digest(body)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.testzip() is None
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -39,11 +66,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"no checkpoint at {path}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # compares checksums, which torch.load does not
-        if damaged is not None:
-            raise UsageError(f"{path} is damaged: the checksum of {damaged} is wrong")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        content = path.read_bytes()
+        if not is_sound(content):
+            raise UsageError(f"{path} is damaged: its checksum is wrong")
+        checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except UsageError:
         raise
     except OSError as error:
