@@ -10,6 +10,7 @@ from typing import Any
 
 from rlcb.errors import RunError
 from rlcb.files import strict_json, write_atomically, write_json
+from rlcb.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +64,36 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_until(path: Path, update: int) -> list[dict[str, Any]]:
-    return [row for row in read_rows(path) if row["update"] <= update]
+def sound_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of a metrics.jsonl, and its damaged lines without a last line that was cut off."""
+    rows, damaged = [], []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            if not all(isinstance(row[key], int) for key in ("update", "timesteps")):
+                raise ValueError
+            rows.append(row)
+        except (ValueError, TypeError, KeyError):
+            if number < len(lines):
+                damaged.append(line)
+    return rows, damaged
+
+
+def keep_rows(path: Path, update: int) -> list[dict[str, Any]]:
+    """Remove the rows of updates after `update` from a metrics.jsonl; return the rows that stay.
+
+    Damaged lines are moved to metrics.damaged.jsonl beside it, with a warning.
+    """
+    rows, damaged = sound_rows(path)
+    if damaged:
+        aside = path.with_name("metrics.damaged.jsonl")
+        with aside.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in damaged)
+        logger.warning("%s had %s, now in %s", path, counted(len(damaged), "damaged line"), aside.name)
+    rows = [row for row in rows if row["update"] <= update]
+    write_rows(path, rows)
+    return rows
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -78,10 +107,11 @@ class MetricsWriter:
         """With `resume_update`, rows of later updates (written after the checkpoint) are removed first."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.jsonl"
-        kept = []
+        kept: list[dict[str, Any]] = []
         if resume_update is not None and self.path.exists():
-            kept = rows_until(self.path, resume_update)
-        write_rows(self.path, kept)
+            kept = keep_rows(self.path, resume_update)
+        else:
+            write_rows(self.path, kept)
         self._file = self.path.open("a", encoding="utf-8")
         purge_step = kept[-1]["timesteps"] + 1 if kept else None
         self._events = open_events(folder, purge_step) if tensorboard else None
@@ -104,7 +134,7 @@ class MetricsWriter:
 
     def keep_until(self, update: int) -> None:
         """Remove the rows of later updates; to be called after `close`."""
-        write_rows(self.path, rows_until(self.path, update))
+        keep_rows(self.path, update)
 
     def close(self) -> None:
         """Close both files; what a full disk kept back was an error when it was written, so it is only
@@ -151,6 +181,6 @@ def open_events(folder: Path, purge_step: int | None) -> EventFile | None:
 
 def write_columns(rows_path: Path, path: Path) -> None:
     """Write the series of a metrics.jsonl as columns: {key: [value of every row]}."""
-    rows = read_rows(rows_path)
+    rows, _ = sound_rows(rows_path)
     keys = list(dict.fromkeys(key for row in rows for key in row))
     write_json(path, {key: [row.get(key) for row in rows] for key in keys})

@@ -16,7 +16,7 @@ from rlcb.files import write_json
 from rlcb.machine.efficiency import efficiency_of
 from rlcb.rl.statistics import EpisodeStatistics
 from rlcb.software import describe_software
-from rlcb.training.metrics_writer import read_rows, write_columns
+from rlcb.training.metrics_writer import sound_rows, write_columns
 from rlcb.training.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def write_failed_record(folder: RunFolder, config: Config) -> None:
     if (folder.root / "benchmark_metrics.json").exists():
         return
     try:
-        rows = read_rows(folder.rows) if folder.rows.exists() else []
+        rows = sound_rows(folder.rows)[0] if folder.rows.exists() else []
         write_record(folder, config, "failed", metrics_of(rows))
     except (OSError, ValueError, RunError) as error:
         logger.error("could not write the record of the failed run: %s", error)

@@ -28,6 +28,7 @@ from rlcb.training.console import print_settings
 from rlcb.training.profiler import maybe_profile
 from rlcb.training.recorder import Clock, Recorder
 from rlcb.training.results import failure_recorded
+from rlcb.training.run_folder import config_of_checkpoint, require_same_run
 from rlcb.training.run_spec import RunSpec
 from rlcb.training.trainer import Trainer
 
@@ -115,6 +116,7 @@ def prepare(spec: RunSpec, trainer: LearningProcess) -> dict[str, Any] | None:
         trainer.communicator.barrier()  # from here on no other run writes there
         found = trainer.communicator.once(lambda: newest_checkpoint(folder.checkpoints, folder.stem))
     if found is not None:
+        require_same_run(config_of_checkpoint(*found), config)
         trainer.load(found[1])
     trainer.communicator.broadcast_(trainer.learner.parameters)
     trainer.communicator.barrier()  # all have read before the main process changes the folder

@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 from rlcb.config.config import Config, flat_settings
 from rlcb.config.yaml_file import build_config, dump_config, read_config_file
@@ -117,11 +118,8 @@ class RunFolder:
                 path.mkdir(parents=True, exist_ok=True)
                 if not os.access(path, os.W_OK):
                     raise UsageError(f"cannot write to {path}: no permission")
-            with self.config_path.open("x", encoding="utf-8") as file:
-                file.write(dump_config(with_absolute_places(config)))
+            write_atomically(self.config_path, dump_config(with_absolute_places(config)).encode())
         except OSError as error:
-            if isinstance(error, FileExistsError) and error.filename == str(self.config_path):
-                raise UsageError(f"{self.root} was taken by another run just now") from None
             raise cannot_write(error, self.root) from None
 
     def begins_anew(self) -> bool:
@@ -237,7 +235,15 @@ def config_of_run(root: Path) -> Config:
     path = root / CONFIG_FILE
     if not path.exists():
         raise UsageError(f"{root} holds no run to resume (no {CONFIG_FILE})")
-    return build_config(read_config_file(path), str(path))
+    data = read_config_file(path)
+    if "algorithm" not in data or "mode" not in data:
+        raise UsageError(f"{path} is empty or damaged: every run's configuration has algorithm and mode")
+    return build_config(data, str(path))
+
+
+def config_of_checkpoint(path: Path, checkpoint: dict[str, Any]) -> Config:
+    """Return the configuration that a checkpoint was saved with, whatever config.yaml says now."""
+    return build_config(checkpoint["config"], str(path))
 
 
 def require_same_run(before: Config, now: Config) -> None:
