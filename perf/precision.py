@@ -57,7 +57,7 @@ def act(trainer: Any, counter: list[int]) -> None:
 
     if hasattr(trainer.collector.model, "refresh"):
         trainer.collector.model.refresh(torch.from_numpy(trainer.collector.observations))
-    trainer.collector.collect(trainer.part, counter[0])
+    trainer.collector.collect(trainer.local_rollout, counter[0])
     counter[0] += 1
 
 

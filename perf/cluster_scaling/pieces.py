@@ -137,7 +137,7 @@ def network_pieces(network: str, seconds: float, together: Callable[[], Any]) ->
     rest: dict[str, float] = {}
     for envs in ACT_SIZES:
         trainer = make_trainer(network, "ppo", envs, STEPS)
-        times = times_of(partial(trainer.collector.collect, trainer.part, 0), together, seconds)
+        times = times_of(partial(trainer.collector.collect, trainer.local_rollout, 0), together, seconds)
         act[envs] = statistics.mean(times) / STEPS
         trainer.close()
     trainer = make_trainer(network, "ppo", ENVS, STEPS)
@@ -227,7 +227,7 @@ def update_times(trainer: Trainer, together: Callable[[], Any], seconds: float) 
 
 def rest_of(trainer: Trainer, update: float, together: Callable[[], Any], seconds: float) -> float:
     """Seconds for each row of a rollout that an iteration takes beside collecting and updating."""
-    collect = times_of(partial(trainer.collector.collect, trainer.part, 0), together, seconds)
+    collect = times_of(partial(trainer.collector.collect, trainer.local_rollout, 0), together, seconds)
     whole = times_of(partial(trainer.iterate, 0.0), together, seconds)
     return max(0.0, statistics.mean(whole) - statistics.mean(collect) - update) / STEPS
 

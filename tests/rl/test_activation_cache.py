@@ -69,7 +69,7 @@ def test_training_with_and_without_the_cache_gives_the_same_parameters(microbatc
 def test_the_gradient_equals_that_of_one_pass_over_the_whole_rollout() -> None:
     """Compared with autograd on all samples, without the learner."""
     trainer = Trainer(configured(True), Communicator(), 1, lambda: None)
-    trainer.collector.collect(trainer.part, 0)
+    trainer.collector.collect(trainer.local_rollout, 0)
     trainer._compute_advantages()
     trainer.learner.apply = lambda: None  # leave the parameters unchanged
     trainer.learner.max_grad_norm = 1e9
@@ -117,9 +117,9 @@ def test_in_bfloat16_metrics_are_about_equal_with_and_without_the_cache() -> Non
 def filled_cache(model: ActorCritic, heartbeat: Callable[[], None] = lambda: None) -> ActivationCache:
     """The cache after the policy has acted in a whole rollout."""
     trainer = Trainer(configured(False), Communicator(), 1, lambda: None)
-    cache = ActivationCache(model, trainer.part, 0, heartbeat)
+    cache = ActivationCache(model, trainer.local_rollout, 0, heartbeat)
     trainer.close()
-    observations = torch.from_numpy(trainer.part.observations)
+    observations = torch.from_numpy(trainer.local_rollout.observations)
     observations.random_(256)
     for step in range(STEPS):
         cache.act(observations[step])

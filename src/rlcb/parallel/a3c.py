@@ -165,10 +165,10 @@ class A3CTrainer(Trainer):
         with self._locked():
             self.learner.parameters.copy_(self.shared_parameters)
             self.version = int(self.shared["updates"][0])
-        episodes = self.collector.collect(self.part, number)
+        episodes = self.collector.collect(self.local_rollout, number)
         self._compute_advantages()
         self.learner.set_learning_rate(learning_rate)
-        metrics = self.algorithm.update(self.learner, self.part, self.config, number)
+        metrics = self.algorithm.update(self.learner, self.local_rollout, self.config, number)
         with self._locked():
             self._report(episodes, metrics)
             return self._take_reports()

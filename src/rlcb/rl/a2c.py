@@ -44,7 +44,7 @@ def update(
         source, samples = rollout, communicator.shard(np.arange(num_samples), rollout.num_envs)
         observations = torch.from_numpy(rollout.flat("observations"))  # [T * N, ...]
     else:
-        source, samples = cache.part, np.arange(cache.part.num_samples)
+        source, samples = cache.rollout, np.arange(cache.rollout.num_samples)
     actions, advantages, returns = (
         torch.from_numpy(array.reshape(-1)) for array in (source.actions, source.advantages, source.returns)
     )

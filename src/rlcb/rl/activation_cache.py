@@ -26,15 +26,15 @@ class ActivationCache:
     """
 
     def __init__(
-        self, model: ActorCritic, part: RolloutBuffer, sample_bytes: int, heartbeat: Callable[[], None]
+        self, model: ActorCritic, rollout: RolloutBuffer, sample_bytes: int, heartbeat: Callable[[], None]
     ) -> None:
-        """`part` (T, N) are the columns of the rollout that this process collects and learns from. A sample's
+        """`rollout` (T, N) is what this process collects and learns from. A sample's
         activations take `sample_bytes` bytes until `backward` is done.
 
         `heartbeat` is called between the steps of the backward pass; it may raise to abandon the update.
         """
         self.model = model
-        self.part = part
+        self.rollout = rollout
         self.sample_bytes = sample_bytes
         self.heartbeat = heartbeat
         self._features: list[Tensor] = []
@@ -71,7 +71,7 @@ class ActivationCache:
         """Backpropagate the gradient of the features of all samples through the convolutions, and empty the
         cache."""
         gradients = torch.cat([leaf.grad for leaf in self._leaves if leaf.grad is not None])
-        torch.autograd.backward(self._features, list(gradients.split(self.part.num_envs)))  # type: ignore[no-untyped-call]
+        torch.autograd.backward(self._features, list(gradients.split(self.rollout.num_envs)))  # type: ignore[no-untyped-call]
         self._features, self._leaves, self._detached = [], [], None
 
 

@@ -1,4 +1,4 @@
-"""Collecting: a policy acts in a vector of environments and a rollout is filled."""
+"""The collector: a policy acts in vectorised environments and fills a rollout."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PhaseTimer
 from rlcb.seeding import action_noise
 
-# Maps observations (N, ...) as the environment gives them to logits (N, A) and values (N,).
 Policy = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Maps observations (N, ...), as the environment returns them, to logits (N, A) and values (N,)."""
 
 
 def sample_actions(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw actions by inverting the distribution function at `noise`.
+    """Sample actions from a softmax policy by inverse transform sampling.
 
-    logits (N, A), noise (N,) uniform in [0, 1) -> actions (N,) int64, their log-probabilities (N,) float32.
+    Takes logits (N, A) and noise (N,) uniform in [0, 1); returns actions (N,) int64 and their
+    log-probabilities (N,) float32.
     """
     log_probs = torch.log_softmax(logits, dim=-1)
     cumulative = log_probs.double().exp().cumsum(-1)
-    threshold = noise.unsqueeze(-1) * cumulative[:, -1:]  # the last sum is 1 but for rounding
+    threshold = noise.unsqueeze(-1) * cumulative[:, -1:]  # the last sum is 1 up to floating-point error
     actions = (cumulative <= threshold).sum(-1)
     return actions, log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
 class Collector:
-    """Steps environments first_env, first_env + 1, ... of the run and keeps what carries over between
-    rollouts."""
+    """Steps one process's environments with a policy and fills rollouts.
+
+    Keeps what the next rollout continues from: the last observations and the unfinished episodes' returns and
+    lengths.
+    """
 
     def __init__(
         self,
@@ -46,8 +50,11 @@ class Collector:
         heartbeat: Callable[[], None],
         act: Policy | None = None,
     ) -> None:
-        """`heartbeat` is called between environment steps; it may raise to abandon the rollout. `act` makes
-        the model's passes that choose actions; by default nothing is kept of them."""
+        """`first_env` is the number of the first environment in the run, for random streams and messages.
+
+        `heartbeat` is called between environment steps; it may raise to abandon the rollout. `act` replaces
+        the model where actions are chosen; the activation cache is used that way.
+        """
         self.env = env
         self.model = model
         self.seed = seed
@@ -70,11 +77,10 @@ class Collector:
         return observations
 
     def collect(self, rollout: RolloutBuffer, update: int) -> list[Episode]:
-        """Fill `rollout` (T, N) with the model's own actions and return the episodes that ended, in order of
-        time.
+        """Act for T steps, fill `rollout` (T, N), and return the episodes that ended, in order of time.
 
-        Rewards are stored raw. The action noise is keyed by seed, update and environment.
-        Raises RunError if an environment raises or returns numbers that are not finite.
+        Rewards are stored raw. Action noise depends on the seed, `update` (the number of the update) and the
+        environment only. Raises RunError if an environment raises or returns numbers that are not finite.
         """
         noise = torch.from_numpy(
             action_noise(self.seed, update, self.first_env, self.env.num_envs, rollout.n_steps)
@@ -85,7 +91,7 @@ class Collector:
             self.heartbeat()
             rollout.observations[t] = self.observations
             with self.timer("inference"):
-                logits, values = self.act(torch.from_numpy(rollout.observations[t]))
+                logits, values = self.act(torch.from_numpy(rollout.observations[t]))  # [N, A], [N]
                 with torch.inference_mode():
                     actions, log_probs = sample_actions(logits, noise[t])
             rollout.actions[t] = actions.numpy()
@@ -106,8 +112,10 @@ class Collector:
             return self.model(observations)
 
     def _step(self, rollout: RolloutBuffer, t: int, update: int) -> dict[int, NDArray[Any]]:
-        """Step the environments into row t; returns the final observations of the episodes that were
-        truncated."""
+        """Step the environments with the actions of row t and write the outcome into that row.
+
+        Returns the final observations of truncated episodes by environment.
+        """
         where = f"step {t} of update {update}"
         try:
             observations, rewards, terminated, truncated, infos = self.env.step(rollout.actions[t])
@@ -127,21 +135,23 @@ class Collector:
         rollout.terminated[t] = terminated
         rollout.truncated[t] = truncated & ~terminated  # an episode that ends both ways is a termination
         self.observations = observations
-        cut = np.flatnonzero(rollout.truncated[t]) if "final_obs" in infos else ()
-        return {int(i): infos["final_obs"][i] for i in cut}
+        truncated_envs = np.flatnonzero(rollout.truncated[t]) if "final_obs" in infos else ()
+        return {int(i): infos["final_obs"][i] for i in truncated_envs}
 
     def _require_finite(self, values: NDArray[Any], what: str, where: str) -> None:
-        finite = np.abs(values) <= np.finfo(np.float32).max  # the rollout's precision
+        finite = np.abs(values) <= np.finfo(np.float32).max  # the rollout stores float32
         if not finite.all():
-            place = tuple(np.argwhere(~finite)[0])
-            env = self.first_env + place[0]
-            raise RunError(f"environment {env} returned {what} {values[place]} at {where}")
+            index = tuple(np.argwhere(~finite)[0])
+            env = self.first_env + index[0]
+            raise RunError(f"environment {env} returned {what} {values[index]} at {where}")
 
     def _bootstrap(
         self, rollout: RolloutBuffer, t: int, next_values: NDArray[np.float32], final: dict[int, NDArray[Any]]
     ) -> None:
-        """Write V of the true successors of row t: of the final observation where an episode was
-        truncated."""
+        """Write the values of the successors of row t into `bootstrap_values`.
+
+        These are `next_values` (N,), and for truncated episodes the values of their `final` observations.
+        """
         rollout.bootstrap_values[t] = next_values
         if final:
             with self.timer("inference"), torch.inference_mode():
@@ -149,6 +159,7 @@ class Collector:
             rollout.bootstrap_values[t, list(final)] = values.numpy()
 
     def _count_episodes(self, rollout: RolloutBuffer, t: int) -> list[Episode]:
+        """Add row t to the returns and lengths of running episodes; return the episodes that ended."""
         self.running_rewards += rollout.rewards[t]
         self.running_lengths += 1
         ended = np.flatnonzero(rollout.terminated[t] | rollout.truncated[t])
@@ -161,7 +172,7 @@ class Collector:
         return episodes
 
     def state(self) -> dict[str, Any]:
-        """What the next rollout depends on; `env_states` is None if the environments cannot be saved."""
+        """Return what the next rollout depends on; `env_states` is None if environments cannot be saved."""
         env_states = self.env.get_state() if hasattr(self.env, "get_state") else None
         return {
             "env_states": env_states
@@ -172,11 +183,11 @@ class Collector:
         }
 
     def load(self, state: dict[str, Any]) -> bool:
-        """Go on from a saved state. Returns False, and begins new episodes, if the environments could not be
-        saved."""
+        """Continue from what `state` returned. Returns False, with nothing changed, if the environments were
+        not saved."""
         if state["env_states"] is None:
             return False
-        self.env.set_state([bytes(each.numpy()) for each in state["env_states"]])  # type: ignore[attr-defined]
+        self.env.set_state([bytes(env_state.numpy()) for env_state in state["env_states"]])  # type: ignore[attr-defined]
         self.observations = state["observations"].numpy()
         self.running_rewards = np.asarray(state["running_rewards"], np.float64)
         self.running_lengths = np.asarray(state["running_lengths"], np.int64)
@@ -184,7 +195,7 @@ class Collector:
 
 
 def join_states(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """The states of collectors, in the order of their environments, as the state of one."""
+    """Join the states of several collectors, in the order of their environments, into one."""
     env_states: list[torch.Tensor] | None = []
     for state in states:
         saved = state["env_states"]
@@ -192,11 +203,11 @@ def join_states(states: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "env_states": env_states,
         "observations": torch.cat([state["observations"] for state in states]),
-        "running_rewards": [each for state in states for each in state["running_rewards"]],
-        "running_lengths": [each for state in states for each in state["running_lengths"]],
+        "running_rewards": [reward for state in states for reward in state["running_rewards"]],
+        "running_lengths": [length for state in states for length in state["running_lengths"]],
     }
 
 
-def part_of_state(state: dict[str, Any], own: slice) -> dict[str, Any]:
-    """The environments `own` of a state that `join_states` made."""
-    return {name: None if value is None else value[own] for name, value in state.items()}
+def slice_state(state: dict[str, Any], envs: slice) -> dict[str, Any]:
+    """Return the state of some of the environments of a state that `join_states` made."""
+    return {name: None if value is None else value[envs] for name, value in state.items()}

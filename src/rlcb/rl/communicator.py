@@ -1,4 +1,7 @@
-"""How the processes that learn together talk. One process alone talks to nobody."""
+"""The interface through which learning processes communicate, for a single process.
+
+Subclasses: parallel/gloo.py for one machine, cluster/communicator.py for several.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,10 @@ T = TypeVar("T")
 
 
 class Communicator:
-    """A world of one process: every collective operation is the identity.
+    """A group of one process: every collective operation is the identity.
 
-    The trainer, the learner and the reward scaler are written against these operations, so that what they
-    compute does not depend on the number of processes. Every process has to call the same operations in the
-    same order.
+    The trainer, the learner and the reward scaler use these operations, so their results do not depend on
+    the number of processes. Every process must call the same operations in the same order.
     """
 
     rank: int = 0
@@ -25,16 +27,16 @@ class Communicator:
     node_rank: int = 0
     num_nodes: int = 1
     names: Sequence[str] = ()
-    """What the processes of a distributed run are called, by rank."""
+    """The names of a distributed run's processes by rank, for messages; empty on one machine."""
 
     @property
     def local_size(self) -> int:
-        """Processes of one node, which share a rollout."""
+        """The number of processes of one node; they share a rollout."""
         return self.world_size // self.num_nodes
 
     @property
     def local_rank(self) -> int:
-        """Ranks are numbered node by node."""
+        """The rank within the node; ranks are numbered node by node."""
         return self.rank % self.local_size
 
     @property
@@ -43,90 +45,95 @@ class Communicator:
         return self.rank == 0
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over all processes, in place."""
+        """Sum a tensor over all processes, in place, and return it."""
         return tensor
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
-        """Sum float64 numbers over all processes."""
+        """Return the sums of float64 numbers over all processes."""
         sums: list[float] = self.sum_(torch.tensor(list(values), dtype=torch.float64)).tolist()
         return sums
 
     def from_main(self, value: float) -> float:
-        """The main process's number, in every process."""
+        """Return the main process's number in every process."""
         return self.sum_floats([value if self.is_main else 0.0])[0]
 
     def boundary(self, elapsed: float, signal_number: int) -> tuple[float, int]:
-        """At an update boundary: the main process's clock, and the signal that some process was asked to stop
-        by."""
+        """Agree at an update boundary: return the main process's elapsed seconds, and the signal that asked
+        any process to stop, 0 if none."""
         return self.from_main(elapsed), signal_number
 
     def once(self, make: Callable[[], T]) -> T:
-        """What `make` gives, in every process. The processes of one machine see the same files: each calls
-        it."""
+        """Return the result of `make` in every process.
+
+        On one machine every process calls it, since all see the same files; on several nodes only the main
+        process does.
+        """
         return make()
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Overwrite a tensor with the main process's."""
+        """Overwrite a tensor with the main process's, and return it."""
         return tensor
 
     def node_shard(self, samples: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
-        """Those of a minibatch's samples that this node has.
+        """Return the samples of a minibatch that are in this node's rollout.
 
-        `samples` (n,) are numbers t * N + i in the rollout of all nodes together, N environments wide; each
-        node holds the columns of `num_envs` of them. Returns numbers in the node's own rollout.
+        `samples` (n,) are numbers t * N + i in the rollout of all nodes together, which has N columns; each
+        node holds `num_envs` of them. The result counts in the node's rollout, t * num_envs + j.
         """
         if self.num_nodes == 1:
             return samples
         steps, envs = np.divmod(samples, num_envs * self.num_nodes)
         envs -= self.node_rank * num_envs
         here = (envs >= 0) & (envs < num_envs)
-        own: NDArray[np.int64] = steps[here] * num_envs + envs[here]
-        return own
+        local: NDArray[np.int64] = steps[here] * num_envs + envs[here]
+        return local
 
     def rank_shard(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of samples that this node has, this process's share: together its processes take every one once."""
+        """Return this process's shard of the node's samples (or columns); each is in exactly one shard."""
         return samples[self.local_rank :: self.local_size]
 
     def shard(self, samples: NDArray[np.int64], num_envs: int) -> NDArray[np.int64]:
-        """This process's share of a minibatch, with arguments and numbers as those of `node_shard`."""
+        """Return this process's shard of a minibatch; arguments and result as in `node_shard`."""
         return self.rank_shard(self.node_shard(samples, num_envs))
 
     def reduction(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Reduction:
-        """What sums a gradient, and the statistics behind it, over all processes.
+        """Return the reduction that sums a gradient and its statistics over all processes.
 
-        `sums` is the vector of both; `parameters` are the model's, whose gradients are views of it in order.
+        `sums` is the vector of both. The gradients of `parameters`, the model's, are views of it, in order.
         """
         return Reduction(self, sums)
 
     def wait_for_peers(self, function: Callable[[], T]) -> T:
-        """What a function returns that waits for other processes in its own way."""
+        """Return the result of a function that waits for other processes by other means."""
         return function()
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until every process has called this."""
 
     def gather(self, value: Any) -> list[Any] | None:
-        """The values of all processes by rank, in the main process; None elsewhere."""
+        """Return the values of all processes by rank in the main process, None in the others."""
         return [value]
 
     def require_equal(self, tensor: torch.Tensor, what: str) -> None:
-        """Raise RunError if a tensor is not the same, bit for bit, in every process."""
+        """Raise RunError, naming `what`, if a tensor is not bit for bit equal in every process."""
 
     def close(self) -> None:
-        """Leave the world."""
+        """Leave the group of processes."""
 
 
 class Reduction:
-    """Sums a minibatch's gradient and statistics over all processes when all of it is there: one
-    all-reduce."""
+    """Sums a minibatch's gradient and statistics over all processes in one all-reduce at the end.
+
+    Subclasses send parts of the gradient while the backward pass still runs.
+    """
 
     def __init__(self, communicator: Communicator, sums: torch.Tensor) -> None:
         self.communicator = communicator
         self.sums = sums
 
     def begin(self) -> None:
-        """Called when each parameter gets at most one more gradient, if this process has a share."""
+        """Called before the last microbatch, if there is one: each parameter gets one more gradient."""
 
     def finish(self) -> None:
-        """Called when the share is done: `sums` then holds what all processes have summed."""
+        """Called after the last microbatch: finish the sum over all processes, in place."""
         self.communicator.sum_(self.sums)

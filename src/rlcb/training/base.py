@@ -1,4 +1,4 @@
-"""What every process that learns has: the network, its learner, the counters, and the state that is saved."""
+"""The base of every learning process: network, learner, counters, and the state that checkpoints hold."""
 
 from __future__ import annotations
 
@@ -44,26 +44,33 @@ class AlgorithmModule(Protocol):
 
 
 UPDATES: dict[str, AlgorithmModule] = {"ppo": ppo, "a2c": a2c, "a3c": a2c, "impala": impala}
+"""The module of each algorithm."""
 
 
 @dataclass
 class Counters:
+    """How far a run has come, including before it was resumed."""
+
     updates: int = 0
     timesteps: int = 0
 
 
 @dataclass(frozen=True)
 class Update:
-    """What an update brought: the episodes of all processes (main process only) and the metrics of
-    learning."""
+    """The outcome of one update."""
 
     episodes: list[Episode]
+    """The episodes that ended, of all processes; empty outside of the main process."""
     metrics: dict[str, float | None]
+    """The metrics of learning, by their names in metrics.jsonl without `train/`."""
 
 
 class LearningProcess:
-    """A process's network and learner, and how far the run has come. What it learns from is for its kinds to
-    say: training/trainer.py, parallel/a3c.py, parallel/impala_learner.py."""
+    """One process's network, learner and counters; the run loop (training/run.py) drives it.
+
+    Subclasses provide the data: Trainer (training/trainer.py), A3CTrainer (parallel/a3c.py) and
+    ImpalaLearner (parallel/impala_learner.py).
+    """
 
     def __init__(
         self,
@@ -74,7 +81,7 @@ class LearningProcess:
         timer: PhaseTimer,
         spaces: Spaces,
     ) -> None:
-        """Raises UsageError if the network cannot be made as configured."""
+        """Build network and learner. Raises UsageError if the network cannot be made as configured."""
         self.config = config
         self.communicator = communicator
         self.num_threads = num_threads
@@ -98,21 +105,21 @@ class LearningProcess:
             self.algorithm.STATISTICS,
         )
         self.take_state = True
-        """Whether the next boundary's state is taken, so that the run can be saved there whatever happens
-        later.
+        """Whether the main process collects the state of all processes at the next update boundary.
 
-        The main process gathers it, and most of it is Procgen's, 40 kB an environment: several milliseconds.
+        The run can then be saved as of that boundary, whatever happens later. It takes several milliseconds,
+        mostly for Procgen's states of 40 kB per environment.
         """
         self.phase_seconds: list[dict[str, float]] = []
-        """Seconds by phase of every process, as of the last boundary; in the main process only."""
+        """Seconds by phase of every process at the last update boundary; in the main process only."""
         self._state: dict[str, Any] = {}
 
     def may_begin(self, budget: Budget, elapsed: float, update_seconds: float) -> bool:
-        """Whether the budget has room for another update."""
+        """Return whether the budget has room for another update."""
         return not budget.finished(self.counters.updates, elapsed, update_seconds)
 
     def facts(self) -> dict[str, str]:
-        """What was decided while building, for the settings that are printed."""
+        """Return what was decided while building, as rows of the settings that a run prints."""
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         return {
             "network": f"{type(self.model.body).__name__}, {parameters:,} parameters, observations "
@@ -121,12 +128,15 @@ class LearningProcess:
         }
 
     def iterate(self, learning_rate: float) -> Update:
-        """One update."""
+        """Make one update with this learning rate."""
         raise NotImplementedError
 
     def count_update(self, timesteps: int) -> None:
-        """Take an update that learned from `timesteps` into the counters. Raises RunError if it went
-        wrong."""
+        """Count an update that learned from `timesteps` timesteps.
+
+        Raises RunError if the parameters are not finite or, every `check_every` updates, if they differ
+        between processes.
+        """
         require_finite(self.learner.parameters)
         self.counters.updates += 1
         self.counters.timesteps += timesteps
@@ -134,46 +144,50 @@ class LearningProcess:
             self.communicator.require_equal(self.learner.parameters, "the parameters")
 
     def exchange(self, episodes: list[Episode]) -> list[Episode]:
-        """Bring every process's episodes and times to the main process, and its state if one is to be taken.
+        """Send this process's episodes, phase times and, with `take_state`, state to the main process.
 
-        Returns the episodes of all, by time and environment, in the main process, none elsewhere. To be
-        called by all at every update boundary, with the same `take_state`.
+        Returns the episodes of all processes, sorted by step and environment, in the main process, and an
+        empty list in the others. Every process calls this at every update boundary with the same
+        `take_state`.
         """
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """The state that was taken last; in the main process only."""
+        """Return the state that `exchange` took last; empty outside of the main process."""
         return self._state
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state. Raises UsageError if it was saved for other spaces or another network."""
+        """Continue from a saved state. Raises UsageError if its spaces or its network are different."""
         raise NotImplementedError
 
     def require_spaces(self, state: dict[str, Any]) -> None:
+        """Raise UsageError if a saved state has other observation or action spaces."""
         saved = Spaces.from_dict(state["spaces"])
         if saved != self.spaces:
             raise UsageError(f"the checkpoint was saved for {saved}, the environment has {self.spaces}")
 
     def process_names(self) -> list[str]:
-        """What the processes of `phase_seconds` are called, in the same order."""
+        """Return the names of the processes, in the order of `phase_seconds`."""
         names = list(self.communicator.names)
         return names or [self.config.process_name(rank) for rank in range(self.config.num_ranks)]
 
     def finish(self) -> Update | None:
-        """Called when the budget has ended; what was learned since the last `iterate`, if anything."""
+        """Finish learning after the last `iterate`; return what others learned since then, if anything."""
         return None
 
     def metrics(self) -> dict[str, Any]:
-        """What only this kind of process can add to the record of the run."""
+        """Return what this kind of process adds to benchmark_metrics.json."""
         return {}
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Close environments and other resources."""
 
 
 def slowest_rank(communicator: Communicator, busy: list[float]) -> dict[str, Any]:
-    """In a distributed run, the rank that the others wait for: the one that is busy longest. `busy` is
-    seconds by rank."""
+    """Return the `slowest_rank` of a distributed run for its record; nothing on one machine.
+
+    `busy` holds each rank's seconds of work. The others wait for the rank that is busy longest.
+    """
     if not communicator.names:
         return {}
     slowest = busy.index(max(busy))
@@ -188,6 +202,6 @@ def slowest_rank(communicator: Communicator, busy: list[float]) -> dict[str, Any
 
 
 def require_finite(parameters: torch.Tensor) -> None:
-    """Raise RunError if training has diverged, before such parameters are saved."""
-    if not all(math.isfinite(float(each)) for each in parameters.aminmax()):  # NaN is passed on by both
+    """Raise RunError if a parameter is not finite, so that diverged parameters are never saved."""
+    if not all(math.isfinite(float(bound)) for bound in parameters.aminmax()):  # NaN makes both bounds NaN
         raise RunError("the parameters are not finite: training diverged")

@@ -1,6 +1,7 @@
-"""One process's part of a run: its environments, the network, and how they make one update after another.
+"""The trainer: one process that collects rollouts and learns from them, update after update.
 
-It does not know how many processes there are: its communicator does.
+Sequential runs have one trainer, data-parallel and distributed runs one in every process. The trainer does
+not know how many there are; its communicator does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rlcb.config.config import Config, caches_activations
 from rlcb.envs.vector_env import make_vector_env, native_threads, spaces_of
 from rlcb.errors import UsageError
 from rlcb.rl.activation_cache import ActivationCache, activation_bytes
-from rlcb.rl.collector import Collector, join_states, part_of_state
+from rlcb.rl.collector import Collector, join_states, slice_state
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.gae import generalised_advantages
 from rlcb.rl.reward_scaler import RewardScaler
@@ -29,11 +30,11 @@ from rlcb.training.base import Counters, LearningProcess, Update, slowest_rank
 
 logger = logging.getLogger(__name__)
 
-BUSY = ("env", "inference", "learn")  # phases in which a process does not wait for others
+BUSY_PHASES = ("env", "inference", "learn")  # in the other phases a process waits for others
 
 
 class Trainer(LearningProcess):
-    """Environments, model, rollout and learner of one process, and the state that a checkpoint holds."""
+    """Environments, collector, rollout, reward scaler and learner of one process."""
 
     def __init__(
         self,
@@ -43,27 +44,27 @@ class Trainer(LearningProcess):
         heartbeat: Callable[[], None],
         rollout_memory: Callable[[int], Any] | None = None,
     ) -> None:
-        """Build everything. Raises UsageError if environment and network cannot be made as configured.
+        """Build everything. Raises UsageError if environments or network cannot be made as configured.
 
-        `rollout_memory` gives the memory, of a size in bytes, that all processes write their part of the
-        rollout into; without it the rollout lies in private memory.
+        `rollout_memory` maps a size in bytes to memory for the rollout that all processes of the node share;
+        without it the rollout is in private memory. `heartbeat` is called between environment steps and
+        microbatches; it may raise to stop the run.
         """
-        timer = PhaseTimer()
         training, seed, count = config.training, config.training.seed, config.envs_per_process
         self.first_env = communicator.rank * count
         first_group = self.first_env // config.group_size
         self.groups = range(first_group, first_group + count // config.group_size)
         group_seeds = [seeding.group_seed(seed, group) for group in self.groups]
         self.env = make_vector_env(config.env, group_seeds, config.group_size, native_threads(num_threads))
-        super().__init__(config, communicator, num_threads, heartbeat, timer, spaces_of(self.env))
-        self.rollout, self.part = self._make_rollout(rollout_memory)
+        super().__init__(config, communicator, num_threads, heartbeat, PhaseTimer(), spaces_of(self.env))
+        self.rollout, self.local_rollout = self._make_rollout(rollout_memory)
         cache = self.learner.activation_cache = self._make_activation_cache(heartbeat)
         act = None if cache is None else cache.act
         self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat, act)
         self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
 
     def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
-        """The node's rollout, which is learned from, and the columns of it that this process fills."""
+        """Return the rollout of the node, which is learned from, and the columns that this process fills."""
         n_steps, count = self.config.training.n_steps, self.config.envs_per_process
         num_envs = self.config.env.num_envs // self.communicator.num_nodes
         block = memory(rollout_bytes(n_steps, num_envs, self.spaces)) if memory is not None else None
@@ -80,19 +81,19 @@ class Trainer(LearningProcess):
             raise UsageError("hardware.keep_acting_passes = true: this network has no convolutions to keep")
         if not caches_activations(self.config, size):
             return None
-        return ActivationCache(self.model, self.part, size, heartbeat)
+        return ActivationCache(self.model, self.local_rollout, size, heartbeat)
 
     def facts(self) -> dict[str, str]:
         cache = self.learner.activation_cache
         if cache is None:
             return super().facts()
-        size = cache.sample_bytes * self.part.num_samples / 2**20
+        size = cache.sample_bytes * self.local_rollout.num_samples / 2**20
         return {**super().facts(), "activations": f"cached while acting, {size:.0f} MB per process"}
 
     def iterate(self, learning_rate: float) -> Update:
         """Make one update: collect a rollout, compute its advantages, learn from it."""
         update_number = self.counters.updates
-        episodes = self.collector.collect(self.part, update_number)
+        episodes = self.collector.collect(self.local_rollout, update_number)
         with self.timer("wait"):
             self.communicator.barrier()
         self._compute_advantages()
@@ -103,79 +104,81 @@ class Trainer(LearningProcess):
         return Update(self.exchange(episodes), metrics)
 
     def _compute_advantages(self) -> None:
-        """Write what is learned from beside what was collected."""
-        part, training = self.part, self.config.training
-        part.scaled_rewards[:] = part.rewards
+        """Write scaled rewards and, for algorithms that use GAE, advantages and returns of this process's
+        environments into the rollout."""
+        rollout, training = self.local_rollout, self.config.training
+        rollout.scaled_rewards[:] = rollout.rewards
         if training.normalize_rewards:
-            ended = part.terminated | part.truncated
-            part.scaled_rewards[:] = self.scaler.scale(part.rewards, ended, self.communicator)
+            ended = rollout.terminated | rollout.truncated
+            rollout.scaled_rewards[:] = self.scaler.scale(rollout.rewards, ended, self.communicator)
         if not self.algorithm.USES_GAE:
             return
-        part.advantages[:], part.returns[:] = generalised_advantages(
-            part.scaled_rewards,
-            part.values,
-            part.bootstrap_values,
-            part.terminated,
-            part.truncated,
+        rollout.advantages[:], rollout.returns[:] = generalised_advantages(
+            rollout.scaled_rewards,
+            rollout.values,
+            rollout.bootstrap_values,
+            rollout.terminated,
+            rollout.truncated,
             training.gamma,
             training.gae_lambda,
         )
 
     def exchange(self, episodes: list[Episode]) -> list[Episode]:
-        part: dict[str, Any] = {"episodes": episodes, "phase_seconds": dict(self.timer.seconds)}
+        report: dict[str, Any] = {"episodes": episodes, "phase_seconds": dict(self.timer.seconds)}
         if self.take_state:
-            part["collector"] = self.collector.state()
-            part["discounted_returns"] = self.scaler.returns.tolist()
-            part["threads"] = torch.get_num_threads()
-        parts = self.communicator.gather(part)
-        if parts is None:
+            report["collector"] = self.collector.state()
+            report["discounted_returns"] = self.scaler.returns.tolist()
+            report["threads"] = torch.get_num_threads()
+        reports = self.communicator.gather(report)
+        if reports is None:
             return []
-        self.phase_seconds = [each["phase_seconds"] for each in parts]
+        self.phase_seconds = [report["phase_seconds"] for report in reports]
         if self.take_state:
-            self._state = self._join(parts)
-        return sorted((episode for each in parts for episode in each["episodes"]), key=lambda each: each[:2])
+            self._state = self._join_state(reports)
+        all_episodes = [episode for report in reports for episode in report["episodes"]]
+        return sorted(all_episodes, key=lambda episode: (episode.step, episode.env))
 
-    def _join(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        """A copy of everything that the next update depends on, from the parts of all processes."""
+    def _join_state(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return a copy of everything that the next update depends on, from the reports of all processes."""
         return {
             "spaces": self.spaces.to_dict(),
             "learner": copy.deepcopy(self.learner.state()),
             "counters": asdict(self.counters),
             "scaler": {
                 **self.scaler.state(),
-                "returns": [value for part in parts for value in part["discounted_returns"]],
+                "returns": [value for report in reports for value in report["discounted_returns"]],
             },
-            "collector": join_states([part["collector"] for part in parts]),
+            "collector": join_states([report["collector"] for report in reports]),
             "rng": {"torch": torch.get_rng_state()},
             "phase_seconds": self.phase_seconds,
-            "threads": [part["threads"] for part in parts],
+            "threads": [report["threads"] for report in reports],
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self.require_spaces(state)
-        own = slice(self.first_env, self.first_env + self.config.envs_per_process)
+        envs = slice(self.first_env, self.first_env + self.config.envs_per_process)
         self.learner.load(state["learner"])
         self.counters = Counters(**state["counters"])
-        self.scaler.load({**state["scaler"], "returns": state["scaler"]["returns"][own]})
+        self.scaler.load({**state["scaler"], "returns": state["scaler"]["returns"][envs]})
         torch.set_rng_state(state["rng"]["torch"])
         self.timer.seconds.update(state["phase_seconds"][self.communicator.rank])
-        if not self.collector.load(part_of_state(state["collector"], own)):
+        if not self.collector.load(slice_state(state["collector"], envs)):
             if self.communicator.is_main:
-                logger.warning("%s cannot be saved: the run goes on with new episodes", self.config.env.id)
+                logger.warning("%s cannot be saved: the run continues with new episodes", self.config.env.id)
             self._restart_environments()
 
     def _restart_environments(self) -> None:
-        """Begin new episodes, with seeds that the run has not used."""
+        """Start new episodes from seeds that the run has not used."""
         seed, update = self.config.training.seed, self.counters.updates
         group_seeds = [seeding.restart_seed(seed, group, update) for group in self.groups]
         self.collector.observations = self.env.restart(group_seeds)
-        self.scaler.returns[:] = 0.0  # those of episodes that do not go on
+        self.scaler.returns[:] = 0.0  # the unfinished episodes are lost
 
     def metrics(self) -> dict[str, Any]:
-        """In a distributed run, the rank that the others wait for: the one that is busy longest."""
+        """Return the slowest rank of a distributed run: the others wait for it."""
         if not self.state():
             return {}
-        busy = [sum(each[phase] for phase in BUSY) for each in self.state()["phase_seconds"]]
+        busy = [sum(seconds[phase] for phase in BUSY_PHASES) for seconds in self.state()["phase_seconds"]]
         return slowest_rank(self.communicator, busy)
 
     def close(self) -> None:
