@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlcb.errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
+from rlcb.processes.output import forgive_output
 
 
 def exit_code(work: Callable[[], int]) -> int:
     """The exit code of a script that does `work`. Wrong input is one line on stderr and code 2."""
+    forgive_output()
     logging.basicConfig(format="%(levelname)s: %(message)s")
     program = Path(sys.argv[0]).name
     try:

@@ -25,6 +25,7 @@ from rlcb.config.settings import ParallelConfig
 from rlcb.errors import Interrupted, PeerLost, RunError, UsageError
 from rlcb.parallel.calibration import Calibration
 from rlcb.parallel.heartbeat import Heartbeats
+from rlcb.processes.output import forgive_output
 from rlcb.processes.shared_memory import map_shared, open_rollout
 from rlcb.processes.signals import StopSignal
 from rlcb.training.run_spec import RunSpec
@@ -116,6 +117,7 @@ def worker_main(job: Job, link: Link) -> None:
     """The body of a worker process."""
     StopSignal.ignore()
     threading.Thread(target=end_with_parent, daemon=True).start()
+    forgive_output()
     logging.basicConfig(format="%(levelname)s: %(message)s")
     code, connection = 1, link.connection
     try:
