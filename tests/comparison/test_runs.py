@@ -197,6 +197,13 @@ class TestFinding:
         found = find_runs([str(b), str(tmp_path / "study"), str(tmp_path / "stu*/b")], missing_runs)
         assert found.runs == [(0, b), (1, a)] and found.left_out == []
 
+    def test_a_glob_below_a_folder_with_brackets(self, tmp_path: Path) -> None:
+        a = write_run(tmp_path / "study [a]/one", line(5, 6, 100, 1))
+        b = write_run(tmp_path / "study [a]/two", line(5, 6, 100, 1))
+        found = find_runs([str(tmp_path / "study [a]/*")], missing_runs)
+        assert [path for _, path in found.runs] == [a, b]
+        assert [path for _, path in find_runs([f"{tmp_path}/stud*/o*"], missing_runs).runs] == [a]
+
     def test_folder_with_a_configuration_alone_is_an_empty_run(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run/config.yaml").write_text("algorithm: ppo\n")

@@ -19,11 +19,17 @@ from rlcb.config.settings import EnvConfig
 from rlcb.envs import state
 from rlcb.envs.procgen import ProcgenVectorEnv
 from rlcb.envs.spaces import Spaces
-from rlcb.envs.vector_env import GymnasiumVectorEnv, make_vector_env, spaces_of
+from rlcb.envs.vector_env import GymnasiumVectorEnv, make_vector_env, observation_layout, spaces_of
 from rlcb.errors import UsageError
 from rlcb.seeding import environment_seeds, group_seed
 
 SHAPES = {"HWC": (6, 5, 3), "CHW": (3, 6, 5), "HW": (6, 5)}
+LAYOUTS = (
+    *(((84, 84, channels), "HWC") for channels in (1, 3, 4, 6, 12)),
+    *(((channels, 84, 84), "CHW") for channels in (1, 3, 4, 6, 12)),
+    ((7, 7, 3), "HWC"),
+    ((5, 5, 5), "HWC"),
+)
 
 
 class Counting(gymnasium.Env[Any, Any]):
@@ -408,3 +414,8 @@ def test_an_environment_that_holds_more_than_plain_data_says_that_it_cannot_be_s
         env = make(env_id)
         env.reset()
         assert (env.get_state() is not None) == can_be_saved
+
+
+@pytest.mark.parametrize(("shape", "layout"), LAYOUTS)
+def test_the_axis_of_the_channels_is_the_short_one(shape: tuple[int, ...], layout: str) -> None:
+    assert observation_layout(spaces.Box(0, 255, shape, np.uint8), "an environment") == layout

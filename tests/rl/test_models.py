@@ -108,12 +108,13 @@ def test_the_first_values_are_of_the_order_of_scaled_returns() -> None:
     assert values.abs().max() < 3
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+@pytest.mark.parametrize("other_seed", [8, 7 + 2**32, 7 + 2**40])
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(other_seed: int) -> None:
     first, again, other = (
         torch.cat(
             [parameter.flatten() for parameter in make_model(ModelConfig(), PROCGEN, seed).parameters()]
         )
-        for seed in (7, 7, 8)
+        for seed in (7, 7, other_seed)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

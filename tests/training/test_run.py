@@ -65,6 +65,9 @@ def test_a_run_leaves_the_files_that_the_documentation_names(
     assert record["average_fps"] == pytest.approx(256 / (record["duration_hours"] * 3600), rel=0.01)
     assert set(ROW_KEYS) <= set(rows[0])
     assert [row["timesteps"] for row in rows] == [64, 128, 192, 256]
+    for row in rows:  # both figures come from one reading of the clock, rounded to 0.1 ms
+        seconds = row["timesteps"] / row["time/fps_average"]
+        assert row["time/elapsed_seconds"] == pytest.approx(seconds, abs=0.000051)
     columns = json.loads((folder / "metrics.json").read_text())
     assert columns["train/policy_loss"] == [row["train/policy_loss"] for row in rows]
     summary = json.loads((folder / "training_summary.json").read_text())

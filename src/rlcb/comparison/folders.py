@@ -68,10 +68,17 @@ def find_runs(patterns: Sequence[str], missing_runs: MissingRuns) -> Found:
 def _matching(pattern: str) -> list[Path]:
     if Path(pattern).exists():
         return [Path(pattern)]
-    found = sorted(map(Path, glob.glob(pattern, recursive=True)))
+    found = sorted(map(Path, glob.glob(_with_literal_folders(pattern), recursive=True)))
     if not found:
         raise UsageError(f"no file or folder matches {pattern}")
     return found
+
+
+def _with_literal_folders(pattern: str) -> str:
+    """Escape the leading folders that exist under just this name, such as `study [a]` in `study [a]/*`."""
+    parts = Path(pattern).parts
+    literal = next(count for count in range(len(parts), -1, -1) if Path(*parts[:count]).exists())
+    return str(Path(glob.escape(str(Path(*parts[:literal]))), *parts[literal:]))
 
 
 def _some(texts: Sequence[str]) -> str:

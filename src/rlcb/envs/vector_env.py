@@ -21,8 +21,6 @@ from rlcb.envs.spaces import Spaces
 from rlcb.errors import EnvironmentFault, UsageError
 from rlcb.seeding import environment_seeds
 
-MAX_CHANNELS = 4
-
 
 def make_vector_env(
     config: EnvConfig,
@@ -134,7 +132,7 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
                 raise UsageError(
                     f"environment {config.id!r} has actions {actions}; only Discrete actions are supported"
                 )
-            self._axes = _layout(space, config.id)
+            self._axes = observation_layout(space, config.id)
         except UsageError:
             self._envs.close()
             raise
@@ -205,7 +203,7 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
         self._envs.close()
 
 
-def _layout(space: gymnasium.Space[Any], env_id: str) -> str:
+def observation_layout(space: gymnasium.Space[Any], env_id: str) -> str:
     """D for vectors, HWC, CHW or HW for images. Raises UsageError for anything else."""
     if isinstance(space, gymnasium.spaces.Box):
         shape = space.shape
@@ -214,7 +212,7 @@ def _layout(space: gymnasium.Space[Any], env_id: str) -> str:
         if len(shape) == 2:
             return "HW"
         if len(shape) == 3:
-            return "CHW" if shape[0] <= MAX_CHANNELS < shape[2] else "HWC"
+            return "CHW" if shape[0] < min(shape[1:]) else "HWC"  # an image has fewer channels than pixels
     raise UsageError(
         f"environment {env_id!r} has observations {type(space).__name__}{space.shape or ''}; "
         "supported are images (Box of 2 or 3 axes) and vectors (Box of 1 axis)"

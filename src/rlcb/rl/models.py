@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -180,7 +181,7 @@ def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
             f"model.architecture = {architecture!r} needs images, not observations {spaces.observation_shape}"
         )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(torch_seed(seed))
         body: Body
         if architecture == "impala":
             body = ImpalaCNN(spaces.network_shape, config.impala_channels, config.hidden_size)
@@ -191,6 +192,11 @@ def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
         model = ActorCritic(body, body.out_features, spaces, getattr(torch, config.precision))
         initialise(model)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def torch_seed(seed: int) -> int:
+    """Return a seed for torch's generator, which uses 32 bits. Seeds that fit stay as they are."""
+    return seed if seed < 2**32 else int(np.random.SeedSequence(seed).generate_state(1)[0])
 
 
 def initialise(model: ActorCritic) -> None:

@@ -119,7 +119,7 @@ class Recorder:
             "update": counters.updates,
             "time/elapsed_seconds": round(elapsed, 4),
             "time/fps": (counters.timesteps - last_timesteps) / (elapsed - last_elapsed),
-            "time/fps_average": (counters.timesteps - self.first_timesteps) / self.clock.in_process(),
+            "time/fps_average": (counters.timesteps - self.first_timesteps) / (elapsed - self.clock.before),
             **self.episodes.row(),
             **{name if "/" in name else f"train/{name}": value for name, value in update.metrics.items()},
             "train/learning_rate": learning_rate,
