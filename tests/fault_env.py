@@ -55,6 +55,12 @@ class FaultEnv(gymnasium.Env[np.ndarray, int]):
                 time.sleep(10_000)
             if self.fault == "nan":
                 reward = math.nan
+            if self.fault == "leave":
+                raise SystemExit(0)
+            if self.fault == "interrupt":
+                raise KeyboardInterrupt
+            if self.fault == "shape":
+                return np.zeros(5, np.float32), reward, False, False, {}
         return self._observation(), reward, self.steps % 10 == 0, False, {}
 
 

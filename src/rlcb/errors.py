@@ -20,7 +20,7 @@ class RunError(Exception):
 class EnvironmentFault(RunError):
     """One environment of a vector raised; `index` says which, the cause what."""
 
-    def __init__(self, index: int, error: Exception) -> None:
+    def __init__(self, index: int, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {first_line(error)}")
         self.index = index
 

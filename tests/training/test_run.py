@@ -18,11 +18,12 @@ import torch
 import yaml
 
 from rlcb.cli.train import main
-from rlcb.errors import RunError
+from rlcb.errors import RunError, UsageError
 from rlcb.training import checkpoint as checkpoint_module
 from rlcb.training import recorder as recorder_module
 from rlcb.training.metrics_writer import ROW_KEYS
 from rlcb.training.recorder import Recorder
+from rlcb.training.run_folder import config_of_checkpoint
 from rlcb.training.trainer import Update
 from tests import fault_env, runs, step_env
 
@@ -221,6 +222,9 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     [
         ("raise", "environment 0 raised at step 3 of update 2: ValueError: the world ended"),
         ("nan", "environment 0 returned reward nan at step 3 of update 2"),
+        ("leave", "environment 0 raised at step 3 of update 2: SystemExit: 0"),
+        ("interrupt", "one of the environments 0 to 1 raised at step 3 of update 2: KeyboardInterrupt"),
+        ("shape", "raised at step 3 of update 2: ValueError: Output array is the wrong shape"),
     ],
 )
 def test_a_failing_environment_ends_the_run_and_leaves_no_nan(
@@ -229,7 +233,7 @@ def test_a_failing_environment_ends_the_run_and_leaves_no_nan(
     folder = tmp_path / "run"
     flags = ("--set", f"env.kwargs.fault={kind}", "--total-timesteps", 1000, "--output-dir", folder)
     assert train(*FAULT, *flags) == 1
-    assert capsys.readouterr().err.strip().splitlines()[-1].endswith(message)
+    assert capsys.readouterr().err.strip().splitlines()[-1].rstrip(": ").endswith(message)
     assert runs.record(folder)["status"] == "failed"
     assert runs.record(folder)["total_updates"] == 2
     assert runs.checkpoint(folder, "step_32")["counters"]["timesteps"] == 32
@@ -259,6 +263,25 @@ def test_a_diverging_run_fails_and_keeps_finite_parameters(
     assert runs.record(folder)["status"] == "failed"
     for path in folder.glob("checkpoints/*.pt"):
         assert all_finite(torch.load(path, weights_only=True)["learner"]["model"])
+
+
+def test_a_folder_that_is_deleted_while_the_run_trains_ends_it_in_words(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    flags = ("--set", "env.kwargs.delay=0.01", "--total-timesteps", 1e6, "--output-dir", folder)
+    process = runs.start("train_ppo_sequential.py", *FAULT, *flags)
+    runs.wait_for_rows(folder, 2)
+    shutil.rmtree(folder)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "was deleted while the run trained" in errors and "Traceback" not in errors
+    assert runs.record(folder)["status"] == "interrupted"  # written anew, with the last checkpoint
+
+
+def test_a_checkpoint_of_another_algorithm_under_this_runs_name_is_named(tmp_path: Path) -> None:
+    path, content = tmp_path / "ppo_sequential_final.pt", {"algorithm": "a2c", "mode": "parallel"}
+    with pytest.raises(UsageError, match="is a checkpoint of a2c parallel"):
+        config_of_checkpoint(path, content)
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoint(

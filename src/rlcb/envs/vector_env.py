@@ -92,13 +92,13 @@ class _Numbered(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
             return self.env.step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvironmentFault(self.index, error) from error
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         try:
             return self.env.reset(**arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise EnvironmentFault(self.index, error) from error
 
 

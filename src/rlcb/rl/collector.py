@@ -122,7 +122,7 @@ class Collector:
         except EnvironmentFault as fault:
             env = self.first_env + fault.index
             raise RunError(f"environment {env} raised at {where}: {fault}") from fault
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:  # Ctrl-C raises none while a run trains
             last_env = self.first_env + self.env.num_envs - 1
             raise RunError(
                 f"one of the environments {self.first_env} to {last_env} raised at {where}: "

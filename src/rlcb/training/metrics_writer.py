@@ -134,7 +134,13 @@ class MetricsWriter:
 
     def keep_until(self, update: int) -> None:
         """Remove the rows of later updates; to be called after `close`."""
-        keep_rows(self.path, update)
+        if not self.path.exists():
+            logger.warning("%s was deleted while the run trained: its rows are lost", self.path)
+            return
+        try:
+            keep_rows(self.path, update)
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path}: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Close both files; what a full disk kept back was an error when it was written, so it is only

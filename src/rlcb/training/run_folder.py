@@ -242,7 +242,13 @@ def config_of_run(root: Path) -> Config:
 
 
 def config_of_checkpoint(path: Path, checkpoint: dict[str, Any]) -> Config:
-    """Return the configuration that a checkpoint was saved with, whatever config.yaml says now."""
+    """Return the configuration that a checkpoint was saved with, whatever config.yaml says now.
+
+    Raises UsageError for a checkpoint of another algorithm or mode under the name of this run's.
+    """
+    saved = f"{checkpoint['algorithm']}_{checkpoint['mode']}"
+    if not path.name.startswith(f"{saved}_"):
+        raise UsageError(f"{path} is a checkpoint of {saved.replace('_', ' ')}: it was renamed or replaced")
     return build_config(checkpoint["config"], str(path))
 
 
