@@ -16,7 +16,7 @@ FLAGS = (
 )
 SCRIPTS = {
     "ppo": ("train_ppo_parallel.py", "--num-workers", 2, "--batch-size", 16),
-    "a3c": ("train_a3c_parallel.py", "--num-workers", 2),
+    "a3c": ("train.py --algorithm a3c --mode parallel", "--num-workers", 2),
     "impala": ("train_impala_parallel.py", "--num-actors", 2, "--set", "impala.num_learners=1"),
 }
 
