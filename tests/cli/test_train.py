@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from rlcb.cli import train
 from rlcb.cli.flags import FLAGS, Flag, apply_actors, make_parser
 from rlcb.cli.train import main, resolve_config, resolve_resumed
 from rlcb.config.config import Config, flat_settings
 from rlcb.config.games import GAMES
 from rlcb.config.yaml_file import dump_config
 from rlcb.errors import UsageError
+from rlcb.paths import default_config_path
 from tests import fault_env
 
 SCRIPTS = [
@@ -239,7 +239,7 @@ def test_a_file_that_leaves_actors_and_learners_open_goes_on_with_those_of_the_r
     found = ("--set", "impala.num_actors=4", "--set", "impala.num_learners=3")
     before = resolve(*found, algorithm="impala", mode="parallel")
     (tmp_path / "config.yaml").write_text(dump_config(before), encoding="utf-8")
-    file = str(train.default_config_path("impala", "parallel"))
+    file = str(default_config_path("impala", "parallel"))
     flags = ["--resume", "--output-dir", str(tmp_path), "--config", file]
 
     def resumed(*more: str) -> Config:
@@ -258,9 +258,9 @@ def test_environments_must_divide_among_workers(capsys: pytest.CaptureFixture[st
 
 
 def test_a_configuration_of_another_script_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(train.default_config_path("a2c", "sequential"))
+    path = str(default_config_path("a2c", "sequential"))
     assert main("ppo", "sequential", False, ["--config", path]) == 2
-    assert "algorithm = 'a2c', but this script runs ppo sequential" in capsys.readouterr().err
+    assert "algorithm = 'a2c', but this command runs ppo sequential" in capsys.readouterr().err
 
 
 def test_an_environment_that_cannot_be_made_says_why(

@@ -16,7 +16,7 @@ from rlcb.config.yaml_file import build_config, dump_config, parse_yaml, read_co
 from rlcb.errors import UsageError
 
 PROJECT = Path(__file__).resolve().parents[2]
-CONFIG_FILES = sorted((PROJECT / "config").glob("*.yaml"))  # those of studies: tests/test_study.py
+CONFIG_FILES = sorted((PROJECT / "config").glob("*_*.yaml"))  # without overlays and studies
 
 
 def load(text: str, folder: Path) -> Config:

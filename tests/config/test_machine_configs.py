@@ -1,10 +1,9 @@
-"""The configurations for machine classes and of the Procgen paper: what they say, and that they train.
+"""The overlays for machine classes and for the Procgen paper: what they change, and that they train.
 
-Every file is read and validated as it is. A whole update of some of them takes minutes on two cores, so they
-train with everything as in the file (environments, workers and actors, number of minibatches, epochs, losses,
-optimizer) but for two things: shorter rollouts with minibatches cut in proportion, and a small Nature
-network. All sequential files train; of the parallel ones three do: one with the most workers, one with
-actors, and the paper's.
+Every combination of a default file and an overlay is read and validated. A whole update takes minutes on two
+cores for some of them, so the training tests change two things: rollouts are shorter, with minibatches cut in
+proportion, and the network is a small Nature network. All sequential combinations train, and three parallel
+ones: one with the most workers, one with actors, and the paper's.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import pytest
 
 from rlcb.cli.train import main
 from rlcb.config.config import Config, flat_settings
-from rlcb.config.yaml_file import build_config, read_config_file
+from rlcb.config.yaml_file import build_config, read_config_file, read_config_files
+from rlcb.errors import UsageError
 from tests import runs
 
 FOLDER = runs.PROJECT / "config"
@@ -29,9 +29,26 @@ PROCESS_GB = 0.35  # Procgen's pictures, torch and the interpreter
 FRAME_BYTES = 64 * 64 * 3
 
 
-def read(stem: str) -> Config:
-    path = FOLDER / f"{stem}.yaml"
-    return build_config(read_config_file(path), path.name)
+CONFIG_FILES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("machine/*.yaml")])
+OVERLAYS = {name: FOLDER / "machine" / f"{name}.yaml" for name in MACHINES} | {"paper": FOLDER / "paper.yaml"}
+
+
+def files_of(name: str) -> list[Path]:
+    """Return the files of `ppo_parallel`, or with an overlay of `ppo_parallel_ryzen7`."""
+    base, _, overlay = name.rpartition("_")
+    if overlay in OVERLAYS:
+        return [FOLDER / f"{base}.yaml", OVERLAYS[overlay]]
+    return [FOLDER / f"{name}.yaml"]
+
+
+def read(name: str) -> Config:
+    algorithm, _, mode = name.partition("_")
+    mode = mode.partition("_")[0].replace("cpu", "distributed")
+    return build_config(read_config_files(files_of(name), algorithm, mode), name)
+
+
+def flags_of(name: str) -> list[Any]:
+    return [word for path in files_of(name) for word in ("--config", path)]
 
 
 # --- What they say ---
@@ -71,7 +88,10 @@ def test_a_machine_class_has_its_sizes(
 def test_the_modes_of_a_machine_class_compute_the_same(algorithm: str, machine: str) -> None:
     """So that the mode changes how fast the numbers come, and nothing else."""
     if machine == "paper" and algorithm != "ppo":
-        assert not list(FOLDER.glob(f"{algorithm}_*_paper.yaml"))  # the paper trains with PPO alone
+        with pytest.raises(
+            UsageError, match=rf"paper\.yaml: has nothing for {algorithm} parallel; it is for ppo"
+        ):
+            read(f"{algorithm}_parallel_paper")  # the paper trains PPO only
         return
     one, many = (read(f"{algorithm}_{mode}_{machine}") for mode in ("sequential", "parallel"))
     assert one.group_size == many.group_size
@@ -128,15 +148,16 @@ def test_what_is_not_a_matter_of_size_is_that_of_the_default_file(
     assert {key for key in ours if ours[key] != default[key]} <= sizes
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
 def test_the_command_in_a_file_is_one_that_exists(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     commands = [line.removeprefix("#").split() for line in text.splitlines() if "--config" in line]
-    assert bool(commands) == path.stem.endswith((*MACHINES, "paper"))
-    for _, script, flag, file, *_ in commands:
+    assert bool(commands) == (path in OVERLAYS.values())
+    for _, script, flag, base, again, overlay, *_ in commands:
         assert (runs.PROJECT / script).exists()
-        assert flag == "--config" and file == f"config/{path.name}"
-        config = read(path.stem)
+        assert (flag, again) == ("--config", "--config")
+        assert runs.PROJECT / overlay == path
+        config = build_config(read_config_file(runs.PROJECT / base), base)
         assert f'"{config.algorithm}", "{config.mode}"' in (runs.PROJECT / script).read_text(encoding="utf-8")
 
 
@@ -147,7 +168,7 @@ def head_of(path: Path) -> str:
     return " ".join(line.removeprefix("#").strip() for line in comment)
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
 def test_a_file_says_in_its_head_where_its_values_come_from(path: Path) -> None:
     _, said, origin = head_of(path).partition("Where the values come from: ")
     assert said and origin
@@ -168,6 +189,86 @@ def test_what_heads_say_of_the_default_files_of_ppo_is_so() -> None:
         same = ("learning_rate", "gamma", "gae_lambda", "clip_range", "vf_coef", "ent_coef", "max_grad_norm")
         assert all(ours[f"training.{key}"] == paper[f"training.{key}"] for key in same)
         assert (ours["training.n_epochs"], ours["training.clip_value_loss"]) == (4, False)
+
+
+DIFFERENCES: dict[str, dict[str, object]] = {
+    "a2c_parallel_highend": {"env.num_envs": 112, "parallel.num_workers": 7, "hardware.num_threads": 2},
+    "a2c_parallel_ryzen7": {"env.num_envs": 64, "hardware.num_threads": 2},
+    "a2c_sequential_highend": {"env.num_envs": 112},
+    "a2c_sequential_ryzen7": {"env.num_envs": 64},
+    "impala_parallel_highend": {"env.num_envs": 112, "training.n_steps": 128, "impala.num_actors": 7},
+    "impala_parallel_ryzen7": {
+        "env.num_envs": 48, "env.group_size": 6, "training.n_steps": 128, "impala.num_actors": 4,
+    },
+    "impala_sequential_highend": {"env.num_envs": 112, "training.n_steps": 128},
+    "impala_sequential_ryzen7": {"env.num_envs": 48, "env.group_size": 6, "training.n_steps": 128},
+    "ppo_parallel_highend": {
+        "env.num_envs": 112, "training.n_steps": 256, "training.batch_size": 3584, "parallel.num_workers": 7,
+        "hardware.num_threads": 2,
+    },
+    "ppo_parallel_ryzen7": {"env.num_envs": 64, "training.n_steps": 256, "hardware.num_threads": 2},
+    "ppo_parallel_paper": {
+        "env.num_envs": 64, "model.architecture": "impala", "training.n_steps": 256, "training.n_epochs": 3,
+        "training.clip_value_loss": True,
+    },
+    "ppo_sequential_highend": {
+        "env.num_envs": 112, "training.n_steps": 256, "training.batch_size": 3584,
+    },
+    "ppo_sequential_ryzen7": {"env.num_envs": 64, "training.n_steps": 256, "training.batch_size": 2048},
+    "ppo_sequential_paper": {
+        "env.num_envs": 64, "model.architecture": "impala", "training.n_steps": 256,
+        "training.batch_size": 2048, "training.n_epochs": 3, "training.clip_value_loss": True,
+    },
+}  # fmt: skip
+"""What the full files that the overlays replaced had differently from the default files."""
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_a_default_file_with_an_overlay_equals_the_full_file_of_before(name: str) -> None:
+    base, settings = (flat_settings(read(each)) for each in (name.rpartition("_")[0], name))
+    assert {key: value for key, value in settings.items() if base[key] != value} == DIFFERENCES[name]
+    algorithm, mode, overlay = name.split("_")
+    alone = build_config(read_config_files([OVERLAYS[overlay]], algorithm, mode), name)
+    assert flat_settings(alone) == settings, "the default file comes before an overlay that is alone"
+
+
+def write(folder: Path, **files: str) -> list[Path]:
+    paths = [folder / f"{name}.yaml" for name in files]
+    for path, text in zip(paths, files.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths
+
+
+def test_later_files_override_single_settings_of_earlier_ones(tmp_path: Path) -> None:
+    paths = write(
+        tmp_path,
+        a="env: {id: maze, kwargs: {x: 1}}\ntraining: {seed: 1, gamma: 0.9}\n",
+        b="env: {kwargs: {y: 2}}\ntraining: {seed: 2}\nlogging:\n",
+        c="when: {parallel: {training: {seed: 3}}, ppo: {training: {seed: 4}}, ppo_parallel: {}}\n",
+    )
+    merged = read_config_files(paths, "ppo", "parallel")
+    assert merged["env"] == {"id": "maze", "kwargs": {"x": 1, "y": 2}}
+    assert merged["training"] == {"seed": 3, "gamma": 0.9}, "a mode goes over an algorithm"
+    assert read_config_files(paths[:2], "ppo", "parallel")["training"]["seed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("training: 3\n", r"b\.yaml: training = 3: expected a section"),
+        ("when: {dqn: {}}\n", r"b\.yaml: when\.dqn: expected one of ppo, "),
+        ("when: [ppo]\n", r"b\.yaml: when: expected sections"),
+        (
+            "when: {impala: {env: {num_envs: 8}}}\n",
+            r"b\.yaml: has nothing for ppo parallel; it is for impala",
+        ),
+        ("training: [\n", r"b\.yaml line \d: not valid YAML"),
+    ],
+)
+def test_an_error_in_one_of_several_files_names_it(tmp_path: Path, text: str, words: str) -> None:
+    paths = write(tmp_path, a="training: {seed: 1}\n", b=text)
+    with pytest.raises(UsageError, match=words):
+        read_config_files(paths, "ppo", "parallel")
 
 
 # --- That they train ---
@@ -210,7 +311,7 @@ def check(folder: Path, config: Config) -> None:
 )
 def test_a_sequential_file_trains(tmp_path: Path, stem: str) -> None:
     config = read(stem)
-    flags = ["--config", FOLDER / f"{stem}.yaml", "--output-dir", tmp_path / "run", "--num-threads", 1]
+    flags = [*flags_of(stem), "--output-dir", tmp_path / "run", "--num-threads", 1]
     arguments = [*map(str, [*flags, *smaller(config)])]
     assert main(config.algorithm, "sequential", False, arguments) == 0
     check(tmp_path / "run", config)
@@ -222,8 +323,7 @@ def test_a_sequential_file_trains(tmp_path: Path, stem: str) -> None:
 def test_a_parallel_file_trains(tmp_path: Path, stem: str) -> None:
     config = read(stem)
     result = runs.run(
-        f"train.py --algorithm {config.algorithm} --mode parallel", "--config", FOLDER / f"{stem}.yaml",
-        *smaller(config),
+        f"train.py --algorithm {config.algorithm} --mode parallel", *flags_of(stem), *smaller(config),
         "--output-dir", tmp_path / "run", "--num-threads", 1,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

@@ -14,7 +14,7 @@ from rlcb.config.algorithms import ALGORITHMS, MODES
 from rlcb.config.budget import DEFAULT_HOURS
 from rlcb.config.config import flat_settings
 from rlcb.config.settings import EnvConfig
-from rlcb.config.yaml_file import build_config, parse_yaml, read_config_file, set_value
+from rlcb.config.yaml_file import build_config, parse_yaml, read_config_file, read_config_files, set_value
 from rlcb.errors import UsageError
 from rlcb.paths import default_config_path, shown_path
 
@@ -142,7 +142,14 @@ def bracketed(value: Any) -> str:
 
 
 def add_run_flags(parser: Parser, path: Path, resumes_itself: bool) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings (default: {shown_path(path)})")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help=f"settings (default: {shown_path(path)}); may be given several times, later files override "
+        "earlier ones",
+    )
     parser.add_argument(
         "--output-dir", type=Path, metavar="DIR", help="folder of the run (default: a new one in runs/)"
     )
@@ -178,6 +185,21 @@ def add_process_flags(parser: Parser, algorithm: str, mode: str, num_workers: in
         each = "environments of each actor: of --num-actors, or of as many as make --num-envs"
     text = argparse.SUPPRESS if mode == "sequential" else each
     group.add_argument(*names, dest="num_envs_per_worker", type=count, metavar="N", help=text)
+
+
+def read_settings(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Return the merged files of `--config`, or the default file, and their names for messages.
+
+    Raises UsageError if they are files of another algorithm or mode.
+    """
+    algorithm, mode = arguments.algorithm, arguments.mode
+    paths = arguments.config or [default_config_path(algorithm, mode)]
+    source = " + ".join(map(str, paths))
+    data = read_config_files(paths, algorithm, mode)
+    for key, value in (("algorithm", algorithm), ("mode", mode)):
+        if data.setdefault(key, value) != value:
+            raise UsageError(f"{source}: {key} = {data[key]!r}, but this command runs {algorithm} {mode}")
+    return data, source
 
 
 def apply_flags(data: dict[str, Any], arguments: argparse.Namespace) -> None:

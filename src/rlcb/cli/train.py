@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from rlcb.cli.command import Parser, exit_code
-from rlcb.cli.flags import add_choice, apply_budget, apply_flags, apply_workers, make_parser
+from rlcb.cli.flags import add_choice, apply_budget, apply_flags, apply_workers, make_parser, read_settings
 from rlcb.config.algorithms import ALGORITHMS, WHY_NOT
 from rlcb.config.config import Config
-from rlcb.config.yaml_file import build_config, read_config_file
+from rlcb.config.yaml_file import build_config
 from rlcb.cpu import prepare_process
 from rlcb.errors import UsageError
 from rlcb.parallel.calibration import with_split_of
-from rlcb.paths import default_config_path
 from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
 
@@ -82,20 +81,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def resolve_config(arguments: argparse.Namespace) -> Config:
-    """Return the configuration of a new run: the file, then the flags, then the limit of the run.
+    """Return the configuration of a new run: the files, then the flags, then the limit of the run.
 
     Raises UsageError.
     """
-    algorithm, mode = arguments.algorithm, arguments.mode
-    path = arguments.config or default_config_path(algorithm, mode)
-    data = read_config_file(path)
-    for key, value in (("algorithm", algorithm), ("mode", mode)):
-        if data.setdefault(key, value) != value:
-            raise UsageError(f"{path}: {key} = {data[key]!r}, but this script runs {algorithm} {mode}")
+    data, source = read_settings(arguments)
     apply_flags(data, arguments)
     apply_workers(data, arguments)
     apply_budget(data, arguments)
-    return build_config(data, str(path))
+    return build_config(data, source)
 
 
 def resolve_resumed(arguments: argparse.Namespace) -> tuple[Config, RunFolder]:

@@ -19,11 +19,10 @@ from rlcb.cluster.launch import as_starter, discover
 from rlcb.cluster.network import require_place
 from rlcb.config.config import Config
 from rlcb.config.settings import ClusterConfig
-from rlcb.config.yaml_file import build_config, describe_validation_error, read_config_file, set_value
+from rlcb.config.yaml_file import build_config, describe_validation_error, set_value
 from rlcb.errors import Interrupted, UsageError
 from rlcb.parallel.calibration import with_split_of
 from rlcb.parallel.world import World, host_name
-from rlcb.paths import default_config_path
 from rlcb.text import counted
 from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
@@ -160,11 +159,7 @@ def settings(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, A
         before = config_of_run(output_dir(arguments, "--resume"))
         data, source = before.model_dump(mode="json"), str(arguments.output_dir)
     else:
-        path = arguments.config or default_config_path(algorithm, MODE)
-        data, source = read_config_file(path), str(path)
-    for key, ours in (("algorithm", algorithm), ("mode", MODE)):
-        if data.setdefault(key, ours) != ours:
-            raise UsageError(f"{source}: {key} = {data[key]!r}, but this script runs {algorithm} {MODE}")
+        data, source = flags.read_settings(arguments)
     flags.apply_flags(data, arguments)
     workers = None if algorithm == "impala" else arguments.num_workers  # which `apply_world` refuses
     given = {**vars(arguments), "cluster.num_workers": workers}

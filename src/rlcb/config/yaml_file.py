@@ -10,8 +10,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from rlcb.config.algorithms import ALGORITHMS, MODES
 from rlcb.config.config import Config
 from rlcb.errors import UsageError
+from rlcb.paths import PROJECT, default_config_path
 
 # Old files name these settings under `training`; each has one home.
 ALIASES = {
@@ -20,6 +22,14 @@ ALIASES = {
     "training.num_threads": "hardware.num_threads",
     "hardware.num_envs": "env.num_envs",
 }
+
+
+RUN_NAMES = (
+    *ALGORITHMS,
+    *MODES,
+    *(f"{name}_{mode}" for name, algorithm in ALGORITHMS.items() for mode in algorithm.modes),
+)
+"""Names that describe runs in the section `when` of an overlay."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -82,7 +92,55 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return data
 
 
+def read_config_files(paths: Sequence[Path], algorithm: str, mode: str) -> dict[str, Any]:
+    """Read configuration files and merge them into plain sections: later files override earlier ones.
+
+    A file with a section `when` is an overlay: settings below `when.NAME` apply only to runs that NAME
+    describes, which is an algorithm, a mode, or both (`ppo`, `parallel`, `ppo_parallel`). An overlay that
+    comes first goes over the default file of the algorithm and mode. A relative path that does not exist
+    here is looked up in the project's folder. Raises UsageError that names the file.
+    """
+    merged: dict[str, Any] = {}
+    names = (algorithm, mode, f"{algorithm}_{mode}")
+    for index, path in enumerate(paths):
+        found = path if path.exists() or not (PROJECT / path).exists() else PROJECT / path
+        data = read_config_file(found)
+        overlay = data.pop("when", None)
+        if overlay is None:
+            _merge(merged, data, str(path))
+            continue
+        if not isinstance(overlay, dict) or not all(isinstance(part, dict) for part in overlay.values()):
+            raise UsageError(f"{path}: when: expected sections below the name of an algorithm or mode")
+        for name in overlay:
+            if name not in RUN_NAMES:
+                raise UsageError(f"{path}: when.{name}: expected one of {', '.join(RUN_NAMES)}")
+        if not data and not set(names) & set(overlay):
+            raise UsageError(f"{path}: has nothing for {algorithm} {mode}; it is for {', '.join(overlay)}")
+        if index == 0:
+            merged = read_config_file(default_config_path(algorithm, mode))
+        _merge(merged, data, str(path))
+        for name in names:
+            if name in overlay:
+                _move_aliases(overlay[name], str(path))
+                _merge(merged, overlay[name], str(path))
+    return merged
+
+
+def _merge(settings: dict[str, Any], changes: Mapping[str, Any], source: str) -> None:
+    """Write `changes` over `settings`, section by section. Raises UsageError if a section becomes a value."""
+    for key, value in changes.items():
+        before = settings.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            _merge(before, value, source)
+        elif isinstance(before, dict) and before:
+            if value is not None:  # `env:` with nothing below it changes nothing
+                raise UsageError(f"{source}: {key} = {value!r}: expected a section")
+        else:
+            settings[key] = value
+
+
 def _move_aliases(data: dict[str, Any], source: str) -> None:
+    """Move settings that old files have in another section to where they belong now."""
     for alias, home in ALIASES.items():
         section, key = alias.split(".")
         if not isinstance(data.get(section), dict) or key not in data[section]:
