@@ -10,7 +10,7 @@ import pytest
 
 from rlcb.comparison.analysis import Comparison
 from rlcb.comparison.curves import game_panels, score_panels
-from rlcb.comparison.page import forest, page, round_ticks, swatch
+from rlcb.comparison.page import page, round_ticks, templates
 from rlcb.comparison.reference import references
 from rlcb.comparison.statistics import Bootstrap
 from tests.comparison_run_folders import RunSet, line
@@ -51,9 +51,8 @@ class TestTicks:
 class TestForest:
     def test_axis_has_round_figures_and_a_unit(self, study: RunSet) -> None:
         study.add_ends({"sequential": [5.0, 6.0], "parallel": [7.0, 8.0]})
-        comparison = study.compare()
-        text = forest(comparison.games[0], comparison.labels)
-        for axis in re.findall(r'<div class="row axis">(.*?)</div>', text):
+        text = page_of(study.compare())
+        for axis in re.findall(r'<div class="row axis">(.*?)</div>', text, re.S):
             ticks = re.findall(r'<span style="left:([\d.]+)%">([^<]+)</span>', axis)
             assert [tick for _, tick in ticks] == ["5", "6", "7", "8"] and "raw return" in axis
             # The axis goes from 5 to 8 and 6 % of that beyond either end.
@@ -67,13 +66,13 @@ class TestForest:
         study.add(line(5, 5, 1000, 100), seed=0)
         study.add(line(5, 5, 200, 20), seed=1, status="interrupted")
         study.add(line(6, 6, 1000, 100), mode="parallel")
-        comparison = study.compare()
-        text = forest(comparison.games[0], comparison.labels)
+        text = page_of(study.compare())
         assert text.count("5.00, n=1 of 2<") == 2 and text.count("6.00, n=1<") == 2
 
 
 class TestSwatches:
     def test_differ_where_colours_come_again(self) -> None:
+        swatch = templates([]).get_template("parts.html").make_module().swatch
         assert len({swatch(index) for index in range(24)}) == 24
         assert 'class="swatch"' in swatch(1) and 'class="swatch d1"' in swatch(9)
         assert 'class="swatch d2"' in swatch(17) and all("var(--c1)" in swatch(i) for i in (1, 9, 17))
@@ -91,7 +90,7 @@ class TestLegends:
         study.add_ends({"sequential": [5.0, 6.0], "parallel": [7.0, 8.0]})
         text = page_of(study.compare())
         assert text.count('class="legend short"') == 1 and text.count('class="legend"') == 1
-        assert "mean of n=2 seeds, noisy figures smoothed over 5% of the axis" in text
+        assert "mean of n=2 seeds, noisy metrics smoothed over 5% of the axis" in text
         assert '"seeds":2' in text
 
     def test_n_is_not_said_for_all_where_it_differs(self, study: RunSet) -> None:

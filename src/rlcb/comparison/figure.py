@@ -67,7 +67,7 @@ def draw_games(comparison: Comparison, panels: dict[str, list[Panel]]) -> Figure
     """
     first = comparison.games[0]
     large = [
-        panel._replace(title=f"Score over {_clock_name(panel)}") for panel in panels[""][::-1]
+        panel._replace(title=f"Normalised score over {_clock_name(panel)}") for panel in panels[""][::-1]
     ]  # wall clock first
     if not large:
         for game in comparison.games[:LARGE]:

@@ -1,8 +1,7 @@
-"""comparison.html: a comparison as one page that needs no network."""
+"""The HTML page of a comparison: one file that needs no network. Jinja2 fills templates/comparison.html."""
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from rlcb.comparison.analysis import Comparison, GameResult
 from rlcb.comparison.curves import SMOOTH_SHARE, Panel, common_seeds, smoothed
@@ -20,11 +21,10 @@ from rlcb.comparison.findings import findings
 from rlcb.comparison.format import window_text, with_interval
 from rlcb.comparison.groups import machine_of, settings_of
 from rlcb.comparison.methods import methods
-from rlcb.comparison.metrics import BY_KEY, CLOCKS
+from rlcb.comparison.metrics import BY_KEY, CLOCKS, Clock, Window
 from rlcb.comparison.panel import MAX_LABELS
-from rlcb.comparison.reference import reference_table, references
+from rlcb.comparison.reference import Reference, reference_table, references
 from rlcb.comparison.runs import Run
-from rlcb.comparison.statistics import Estimate, Values
 from rlcb.comparison.tables import (
     Table,
     across_table,
@@ -41,258 +41,181 @@ from rlcb.text import counted, tick_text
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SCRIPTS = ("comparison.js", "comparison_controls.js")  # one script in the page, in this order
-ZOOM_HINT = "Drag across a plot to zoom, double-click to see all of it; point at it to read values."
-BUTTONS = (
-    '<span class="tools"><button type="button" data-zoom="in" aria-label="zoom in">+</button>'
-    '<button type="button" data-zoom="out" aria-label="zoom out">−</button>'
-    '<button type="button" data-zoom="all">all</button></span>'
-)
+TICKS = 5  # approximate number of ticks on the axis of returns
+
+
+def templates(labels: Sequence[str]) -> Environment:
+    """Return the templates with autoescape; `labels` are the groups in the order of their colours."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.globals.update(labels=list(labels), number_columns=_number_columns)
+    return environment
+
+
+def _number_columns(table: Table) -> list[bool]:
+    return [is_number_column(table, index) for index in range(len(table.header))]
 
 
 def page(comparison: Comparison, panels: dict[str, list[Panel]]) -> str:
-    """The whole page; `panels` has those of each game by its env id, and those over games under ``."""
-    drawn: list[dict[str, Any]] = []
-    games = [
-        (game.game, _game_section(comparison, game, panels[game.env], drawn)) for game in comparison.games
-    ]
-    sections = [*games, *_across_section(comparison, panels[""], drawn), *_closing_sections(comparison)]
-    body = "".join(
-        f'<section id="s{number}"><h2>{html.escape(title)}</h2>{content}</section>'
-        for number, (title, content) in enumerate(sections)
-    )
-    links = "".join(f'<a href="#s{n}">{html.escape(title)}</a>' for n, (title, _) in enumerate(sections))
-    content = {"labels": comparison.labels, "seeds": common_seeds(comparison.results), "panels": drawn}
-    data = json.dumps(strict_json(content), separators=(",", ":"))
-    title = html.escape("Comparison on " + ", ".join(game.game for game in comparison.games))
-    style = (TEMPLATES / "comparison.css").read_text(encoding="utf-8")
-    script = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    """Return the page as HTML.
+
+    `panels` holds the panels of each game by its env id and those of the normalised scores under "".
+    """
+    charts: list[dict[str, Any]] = []  # what the page's script draws
+    published = {each.game: each for each in references(comparison)}
+    games = [_game(game, panels[game.env], charts, published.get(game.game)) for game in comparison.games]
+    several = comparison.across is not None and len(comparison.across.games) > 1
+    score_charts = [_chart(panel, charts) for panel in panels[""]] if several else []
+    scores, tests = across_table(comparison), _tests(comparison)
+    differing, equal = settings_rows(comparison)
+    sections = [game["title"] for game in games]
+    sections += ["Normalised scores"] if scores else []
+    sections += ["Published PPO"] if published else []
+    sections += ["Tests", "Hardware and settings", "Runs", "Methods"]
+    data = {"labels": comparison.labels, "seeds": common_seeds(comparison.results), "panels": charts}
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
-        f"<header><h1>{title}</h1>{_facts(comparison)}</header>\n{_summary(comparison)}"
-        f'<nav aria-label="sections">{links}</nav>\n{body}\n'
-        "<noscript><p>The curves are drawn by a script in this page; the picture beside it shows them too."
-        "</p></noscript>"
-        f'</main>\n<script id="data" type="application/json">{_embedded(data)}</script>\n'
-        f"<script>\n{script}</script>\n</body>\n</html>\n"
+        templates(comparison.labels)
+        .get_template("comparison.html")
+        .render(
+            title="Comparison on " + ", ".join(game.game for game in comparison.games),
+            style=Markup((TEMPLATES / "comparison.css").read_text(encoding="utf-8")),
+            script=Markup("".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
+            data=_embedded(json.dumps(strict_json(data), separators=(",", ":"))),
+            facts=_facts(comparison),
+            findings=findings(comparison),
+            warnings=notices(comparison),
+            fairness=comparison.fairness,
+            sections=sections,
+            few_groups=len(comparison.labels) <= MAX_LABELS,
+            games=games,
+            scores=scores,
+            score_charts=score_charts,
+            published=[(game, reference_table(each)) for game, each in published.items()],
+            tests=tests,
+            differing=differing,
+            equal=equal,
+            runs=runs_table(comparison),
+            skipped=[f"{path}: {reason}" for path, reason in comparison.skipped],
+            methods=methods(comparison),
+        )
     )
 
 
-def _embedded(text: str) -> str:
-    """JSON that cannot end the script element around it."""
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+def _embedded(text: str) -> Markup:
+    """Escape JSON so that it cannot end the script element around it."""
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
 
 
-def _facts(comparison: Comparison) -> str:
+def _facts(comparison: Comparison) -> list[str]:
+    """Return the line under the title: how many runs and groups, which machine, and the date."""
     runs = [run for result in comparison.results for run in result.group.runs]
     machines = list(dict.fromkeys(map(machine_of, runs)))
-    today = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    facts = [
+    return [
         counted(len(runs), "run"),
         counted(len(comparison.labels), "group"),
         machines[0] if len(machines) == 1 else f"{len(machines)} different machines",
-        today,
+        datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     ]
-    return f'<p class="facts">{html.escape(" · ".join(facts))}</p>'
 
 
-def _summary(comparison: Comparison) -> str:
-    said = "".join(
-        f"<li><span>{html.escape(each.place)}</span>"
-        f"<b>{html.escape(each.claim[0].upper() + each.claim[1:])}.</b> {html.escape(each.detail)}</li>"
-        for each in findings(comparison)
-    )
-    cautions = "".join(f"<p>{html.escape(line)}</p>" for line in notices(comparison))
-    unequal = [f"<b>{html.escape(each.aspect)}</b>: {html.escape(each.text)}" for each in comparison.fairness]
-    aside = f"<aside>{cautions}</aside>" if cautions else ""
-    found = points(unequal) if unequal else "<p>No difference was found but the one being compared.</p>"
-    return (
-        f'<ul class="headline">{said}</ul>{aside}'
-        f"<details{' open' if len(unequal) <= 6 else ''}><summary>Not equal between these runs "
-        f"({len(unequal)})</summary>{found}</details>\n"
-    )
+def _game(
+    game: GameResult,
+    panels: Sequence[Panel],
+    charts: list[dict[str, Any]],
+    reference: Reference | None,
+) -> dict[str, Any]:
+    """Return what the section of one game shows. Adds the data of its charts to `charts`."""
+    shares = {result.group.label: found for result in game.groups if (found := phase_shares(result))}
+    seeds = common_seeds(game.groups)
+    mean = "mean over seeds" if seeds is None else f"mean of n={counted(seeds, 'seed')}"
+    return {
+        "title": game.game,
+        "forests": [
+            forest(game, clock, window)
+            for clock in reversed(CLOCKS)
+            if (window := game.windows[clock.key]) is not None
+        ],
+        "explanation": f"Line: {mean}, noisy metrics smoothed over {SMOOTH_SHARE:.0%} of the axis; thin "
+        "lines: seeds; band: 95 % bootstrap interval of the mean; thin and dashed: fewer seeds are left.",
+        "charts": [_chart(panel, charts, reference) for panel in panels],
+        "results": results_table(game),
+        "phases": phases_table(game),
+        "shares": shares,
+    }
 
 
-def _legend(comparison: Comparison, named: bool = False) -> str:
-    """Buttons that show and hide groups; without names where the charts below name each line, which they do
-    if there are few groups and the window is wide."""
-    short = "" if named or len(comparison.labels) > MAX_LABELS else " short"
-    buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-label="{html.escape(label)}" '
-        f'title="show or hide {html.escape(label)}">{swatch(index)}<span>{html.escape(label)}</span></button>'
-        for index, label in enumerate(comparison.labels)
-    )
-    return f'<div class="legend{short}" role="group" aria-label="groups to show">{buttons}</div>'
-
-
-def _figure(panel: Panel, drawn: list[dict[str, Any]], reference: list[dict[str, Any]] | None = None) -> str:
-    clock = "over timesteps" if panel.clock.key == "timesteps" else "over wall clock"
+def _chart(panel: Panel, charts: list[dict[str, Any]], reference: Reference | None = None) -> dict[str, Any]:
+    """Return the caption of a chart. Adds its data to `charts`."""
     data = curve_data(smoothed(panel), runs=panel.key == "return")
-    drawn.append({**data, **({"reference": reference} if reference else {})})
-    more = ", published PPO in grey" if reference else ""
-    return (
-        f'<figure data-panel="{len(drawn) - 1}"><figcaption>{html.escape(panel.title)} {clock} '
-        f"<small>{html.escape(panel.unit)}{more}</small>{BUTTONS}</figcaption></figure>"
-    )
+    clock = panel.clock.key.replace("_", " ")
+    caption = {"index": len(charts), "title": f"{panel.title} over {clock}", "unit": panel.unit}
+    if reference is not None and (panel.key, panel.clock.key) == ("return", "timesteps"):
+        data["reference"] = _published_lines(reference, float(panel.grid[-1]))
+        caption["unit"] += ", published PPO in grey"
+    charts.append(data)
+    return caption
 
 
-def _reference_lines(comparison: Comparison, game: GameResult, panel: Panel) -> list[dict[str, Any]] | None:
-    """Published points up to the end of the runs and one beyond, which leads the line out of the plot."""
-    found = next((each.figures for each in references(comparison) if each.game == game.game), None)
-    if found is None or panel.key != "return" or panel.clock.key != "timesteps":
-        return None
-    count = min(len(found.timesteps), int((found.timesteps <= panel.grid[-1]).sum()) + 1)
+def _published_lines(reference: Reference, end: float) -> list[dict[str, Any]]:
+    """Return the published points up to `end` timesteps and the next one, which leads out of the plot."""
+    figures = reference.figures
+    kept = slice(int((figures.timesteps <= end).sum()) + 1)
     lines = (
-        ("published PPO, training levels", found.train_mean, found.train_std),
-        ("published PPO, all levels", found.test_mean, found.test_std),
+        ("published PPO, training levels", figures.train_mean, figures.train_std),
+        ("published PPO, all levels", figures.test_mean, figures.test_std),
     )
     return [
         {
             "name": name,
-            "x": short(found.timesteps[:count]),
-            "mean": short(mean[:count]),
-            "std": short(std[:count]),
+            "x": short(figures.timesteps[kept]),
+            "mean": short(mean[kept]),
+            "std": short(std[kept]),
         }
         for name, mean, std in lines
     ]
 
 
-def _game_section(
-    comparison: Comparison, game: GameResult, panels: Sequence[Panel], drawn: list[dict[str, Any]]
-) -> str:
-    shown = [_figure(panel, drawn, _reference_lines(comparison, game, panel)) for panel in panels]
-    phases = phases_table(game)
-    time = (
-        f"<h3>Where the time went</h3>{bars(game, comparison.labels)}"
-        f"<details><summary>As a table</summary>{table_html(phases, comparison.labels)}</details>"
-        if phases is not None
-        else ""
-    )
-    return (
-        f"{forest(game, comparison.labels)}"
-        f'<h3>Learning and speed</h3><p class="note">{_explained(game)} {ZOOM_HINT}</p>'
-        f'{_legend(comparison)}<div class="charts">{"".join(shown[:4])}</div>'
-        f"<h3>All figures</h3>{table_html(results_table(game), comparison.labels)}"
-        f"{time}<h3>Policy loss, memory and CPU</h3>{_legend(comparison, named=True)}"
-        f'<div class="charts three">{"".join(shown[4:])}</div>'
-    )
+def forest(game: GameResult, clock: Clock, window: Window) -> dict[str, Any]:
+    """Return a forest plot: the return of every group at the end of `window`, as places along the axis."""
+    metric = f"return_at_{clock.key}"
+    shown = [values[np.isfinite(values)] for values in (result.values[metric] for result in game.groups)]
+    estimates = [result.estimates[metric] for result in game.groups]
+    shown += [np.array([each.low, each.high]) for each in estimates if each and each.low is not None]
+    low, high = float(np.min(np.concatenate(shown))), float(np.max(np.concatenate(shown)))
+    margin = 0.06 * ((high - low) or abs(high) or 1.0)
+    low, high = low - margin, high + margin
 
+    def place(value: float) -> str:
+        return f"{100 * (value - low) / (high - low):.2f}%"
 
-def _explained(game: GameResult) -> str:
-    """What lines and bands are, and n once for all where it is the same for all."""
-    seeds = common_seeds(game.groups)
-    mean = "mean over seeds" if seeds is None else f"mean of n={counted(seeds, 'seed')}"
-    return (
-        f"Line: {mean}, noisy figures smoothed over {SMOOTH_SHARE:.0%} of the axis; thin lines: seeds; band: "
-        "95 % bootstrap interval of the mean; thin and dashed where fewer seeds are left."
-    )
-
-
-def _across_section(
-    comparison: Comparison, panels: Sequence[Panel], drawn: list[dict[str, Any]]
-) -> list[tuple[str, str]]:
-    table = across_table(comparison)
-    if table is None:
-        return []
-    figures = "".join(_figure(panel, drawn) for panel in panels) if len(comparison.games) > 1 else ""
-    plots = f'{_legend(comparison)}<div class="charts">{figures}</div>' if figures else ""
-    return [
-        (
-            "Normalised scores",
-            f"<p>{html.escape(table.title)}.</p>{plots}{table_html(table, comparison.labels)}",
-        )
-    ]
-
-
-def _closing_sections(comparison: Comparison) -> list[tuple[str, str]]:
-    sections = []
-    labels = comparison.labels
-    published = "".join(
-        f"<h3>{html.escape(each.game)}</h3>{table_html(reference_table(each), labels)}"
-        for each in references(comparison)
-    )
-    if published:
-        sections.append(("Published PPO", published))
-    tests = [pairs_table(game.pairs, f"On {game.game}", comparison.baseline) for game in comparison.games]
-    if comparison.across is not None and len(comparison.across.games) > 1:
-        tests.append(
-            pairs_table(comparison.across.pairs, "Over games, normalised scores", comparison.baseline)
-        )
-    shown = "".join(f"<h3>{html.escape(t.title)}</h3>{table_html(t, labels)}" for t in tests if t.rows)
-    sections.append(("Tests", shown or "<p>No group has two seeds to be tested with another that has.</p>"))
-    sections.append(("Hardware and settings", settings_table(comparison)))
-    left_out = [f"{html.escape(str(path))}: {html.escape(reason)}" for path, reason in comparison.skipped]
-    skipped = f"<h3>Left out</h3>{points(left_out)}" if left_out else ""
-    sections.append(("Runs", table_html(runs_table(comparison), labels) + skipped))
-    sections.append(
-        ("How the figures were made", points([html.escape(line) for line in methods(comparison)]))
-    )
-    return sections
-
-
-PHASE_COLOURS = 7
-GROUP_COLOURS, PATTERNS = 8, 3  # of lines and swatches: beyond so many groups colours come again, dashed
-TICKS = 5  # about so many on the axis of returns
-
-
-def swatch(index: int) -> str:
-    """A group's colour, and its dashes where colours come again."""
-    pattern = index // GROUP_COLOURS % PATTERNS
-    kind = f"swatch d{pattern}" if pattern else "swatch"
-    return f'<span class="{kind}" style="--c:var(--c{index % GROUP_COLOURS})"></span>'
-
-
-def points(items: Sequence[str]) -> str:
-    """A list of texts that are HTML already."""
-    return f'<ul class="points">{"".join(f"<li>{item}</li>" for item in items)}</ul>'
-
-
-def _cell(text: str) -> str:
-    first, *more = text.split("\n")
-    return html.escape(first) + "".join(f"<small>{html.escape(line)}</small>" for line in more)
-
-
-def _head(text: str, labels: Sequence[str]) -> str:
-    return (swatch(labels.index(text)) if text in labels else "") + html.escape(text)
-
-
-def table_html(table: Table, labels: Sequence[str]) -> str:
-    """A table that scrolls sideways by itself; its first column stays in view."""
-    numbers = [is_number_column(table, index) for index in range(len(table.header))]
-    classes = [' class="num"' if number else "" for number in numbers]
-    head = "".join(
-        f'<th scope="col"{kind}>{_head(text, labels)}</th>' for text, kind in zip(table.header, classes)
-    )
-    rows = []
-    for row in table.rows:
-        cells = "".join(f"<td{kind}>{_cell(text)}</td>" for text, kind in zip(row[1:], classes[1:]))
-        name = swatch(labels.index(row[0])) + html.escape(row[0]) if row[0] in labels else _cell(row[0])
-        rows.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
-    note = f'<p class="note">{html.escape(table.note)}</p>' if table.note else ""
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(table.title)}"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{note}"
-    )
-
-
-def forest(game: GameResult, labels: Sequence[str]) -> str:
-    """Return of every group at equal wall clock and at equal timesteps: mean, interval and single seeds."""
-    figures = []
-    for clock in reversed(CLOCKS):
-        window = game.windows[clock.key]
-        if window is None:
-            continue
-        figures.append(
-            f"<figure><figcaption>Return at {clock.title} <small>{window_text(clock, window.end)}; "
-            "dot: mean, bar: 95 % interval, rings: seeds</small></figcaption>"
-            f'<div class="forest">{_forest_rows(game, f"return_at_{clock.key}", labels)}</div></figure>'
-        )
-    return f'<div class="charts forests">{"".join(figures)}</div>'
+    rows: list[dict[str, Any]] = []
+    for result, seeds, each in zip(game.groups, shown, estimates):
+        row: dict[str, Any] = {"label": result.group.label, "seeds": [], "interval": None, "mean": None}
+        row["text"] = "n/a"
+        if each is not None:
+            of = "" if each.n == len(result.group.runs) else f" of {len(result.group.runs)}"
+            row["text"] = f"{with_interval(BY_KEY[metric], each)}, n={each.n}{of}"
+            row |= {"seeds": list(map(place, seeds)), "mean": place(each.mean)}
+            if each.low is not None and each.high is not None:
+                row["interval"] = place(each.low), place(each.high)
+        rows.append(row)
+    ticks = round_ticks(low, high)
+    return {
+        "title": f"Return at {clock.title}",
+        "point": window_text(clock, window.end),
+        "rows": rows,
+        "ticks": [(place(tick), tick_text(tick, np.array(ticks))) for tick in ticks],
+        "unit": BY_KEY[metric].unit,
+    }
 
 
 def round_ticks(low: float, high: float, count: int = TICKS) -> list[float]:
-    """Up to `count` + 1 values between two others, at steps of 1, 2 or 5 times a power of ten."""
+    """Return up to `count` + 1 values from `low` to `high`, in steps of 1, 2 or 5 times a power of ten."""
     least = (high - low) / count
     power = 10.0 ** math.floor(math.log10(least))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
@@ -300,120 +223,38 @@ def round_ticks(low: float, high: float, count: int = TICKS) -> list[float]:
     return [step * index for index in range(first, last + 1)]
 
 
-def _forest_rows(game: GameResult, metric: str, labels: Sequence[str]) -> str:
-    found = [(result, result.estimates[metric]) for result in game.groups]
-    reach = [result.values[metric][np.isfinite(result.values[metric])] for result in game.groups]
-    reach += [np.array([each.low, each.high]) for _, each in found if each and each.low is not None]
-    low, high = float(np.min(np.concatenate(reach))), float(np.max(np.concatenate(reach)))
-    pad = 0.06 * ((high - low) or abs(high) or 1.0)
-    low, high = low - pad, high + pad
-
-    def at(value: float) -> str:
-        return f"{100 * (value - low) / (high - low):.2f}%"
-
-    ticks = round_ticks(low, high)
-    grid = "".join(f'<s style="left:{at(tick)}"></s>' for tick in ticks)
-    rows = ""
-    for result, each in found:
-        index, name = labels.index(result.group.label), html.escape(result.group.label)
-        marks, text = grid, "n/a"
-        if each is not None:
-            marks += _forest_marks(each, result.values[metric], at)
-            of = "" if each.n == len(result.group.runs) else f" of {len(result.group.runs)}"
-            text = f"{html.escape(with_interval(BY_KEY[metric], each))}, n={each.n}{of}"
-        track = f'<span class="track" style="--c:var(--c{index % GROUP_COLOURS})">{marks}</span>'
-        rows += f'<div class="row"><span>{swatch(index)}{name}</span>{track}<span>{text}</span></div>'
-    values = np.array(ticks)
-    texts = "".join(f'<span style="left:{at(tick)}">{tick_text(tick, values)}</span>' for tick in ticks)
-    unit = html.escape(BY_KEY[metric].unit)
-    axis = f'<span></span><span class="ticks">{texts}</span><span>{unit}</span>'
-    return f'{rows}<div class="row axis">{axis}</div>'
+def _tests(comparison: Comparison) -> list[Table]:
+    """Return the tables of tests that have a row: one for each game, and one over all games."""
+    tests = [pairs_table(game.pairs, f"On {game.game}", comparison.baseline) for game in comparison.games]
+    if comparison.across is not None and len(comparison.across.games) > 1:
+        title = "Over games, normalised scores"
+        tests.append(pairs_table(comparison.across.pairs, title, comparison.baseline))
+    return [table for table in tests if table.rows]
 
 
-def _forest_marks(each: Estimate, values: Values, at: Callable[[float], str]) -> str:
-    """Rings for seeds, a bar for the interval, a dot for the mean."""
-    marks = "".join(f'<u style="left:{at(value)}"></u>' for value in values if math.isfinite(value))
-    if each.low is not None and each.high is not None:
-        marks += f'<i style="left:{at(each.low)};right:calc(100% - {at(each.high)})"></i>'
-    return f'{marks}<b style="left:{at(each.mean)}"></b>'
+Rows = list[tuple[str, list[str]]]
 
 
-def bars(game: GameResult, labels: Sequence[str]) -> str:
-    """Time by phase: one stacked bar for each group."""
-    found = {result.group.label: shares for result in game.groups if (shares := phase_shares(result))}
-    names = list(dict.fromkeys(name for shares in found.values() for name in shares))
-    keys = "".join(
-        f'<span><span class="swatch" style="--c:var(--p{index % PHASE_COLOURS})"></span>'
-        f"{html.escape(name)}</span>"
-        for index, name in enumerate(names)
-    )
-    rows = ""
-    for label, shares in found.items():
-        parts = ""
-        for index, name in enumerate(names):
-            share = shares.get(name, 0.0)
-            if share <= 0:
-                continue
-            place = index % PHASE_COLOURS
-            style = f"flex:{share:.4f} 0 0;--c:var(--p{place});--i:var(--p{place}-ink)"
-            word = f"{share:.0%}" if share >= 0.07 else ""  # narrower ones have no room on a phone
-            parts += f'<span style="{style}" title="{html.escape(name)} {share:.1%}">{word}</span>'
-        spoken = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
-        rows += (
-            f"<span>{swatch(labels.index(label))}{html.escape(label)}</span>"
-            f'<span class="bar" role="img" aria-label="{html.escape(spoken)}">{parts}</span>'
-        )
-    return f'<div class="keys">{keys}</div><div class="bars">{rows}</div>'
-
-
-def _described(comparison: Comparison) -> list[tuple[str, Callable[[Run], Any]]]:
-    """Everything about hardware, software and settings, by name."""
+def settings_rows(comparison: Comparison) -> tuple[Rows, Rows]:
+    """Return hardware, software and settings as (name, text of each group): differing ones, equal ones."""
 
     def fact(section: str, key: str) -> Callable[[Run], Any]:
         return lambda run: (run.record.get(section) or {}).get(key)
 
-    rows: list[tuple[str, Callable[[Run], Any]]] = [(key, fact("hardware", key)) for key in HARDWARE]
-    rows += [("threads in all", total_threads), ("load_average at the end", fact("hardware", "load_average"))]
-    rows += [(key, fact("software", key)) for key in SOFTWARE]
-    settings = {id(run): settings_of(run) for result in comparison.results for run in result.group.runs}
-    keys = dict.fromkeys(key for each in settings.values() for key in each)
-
     def setting(key: str) -> Callable[[Run], Any]:
-        return lambda run: settings[id(run)].get(key)
+        return lambda run: settings[run].get(key)
 
-    return [*rows, *((key, setting(key)) for key in keys)]
-
-
-def settings_table(comparison: Comparison) -> str:
-    """Hardware, software and settings of each group: what differs first and marked, the rest folded away."""
-    labels = comparison.labels
-    head = "".join(f'<th scope="col">{swatch(i)}{html.escape(label)}</th>' for i, label in enumerate(labels))
-    runs = {
-        label: [
-            run for result in comparison.results if result.group.label == label for run in result.group.runs
-        ]
-        for label in labels
-    }
-    differing, equal = "", ""
-    for name, of in _described(comparison):
-        cells = [" / ".join(dict.fromkeys(show(of(run)) for run in runs[label])) for label in labels]
-        differs = len(set(cells)) > 1 or " / " in cells[0]
-        kind = ' class="differs"' if differs else ""
-        texts = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-        row = f'<tr{kind}><th scope="row">{html.escape(name)}</th>{texts}</tr>'
-        if differs:
-            differing += row
-        else:
-            equal += row
-
-    def table(body: str, title: str) -> str:
-        return (
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table><thead><tr><th></th>'
-            f"{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        )
-
-    first = table(differing, "what differs") if differing else "<p>Nothing differs.</p>"
-    rest = f"<details><summary>Equal in all groups</summary>{table(equal, 'what is equal')}</details>"
-    return (
-        f'<p class="note">Marked with ≠: not the same in all groups, or in all runs of one.</p>{first}{rest}'
-    )
+    facts = {key: fact("hardware", key) for key in HARDWARE}
+    facts |= {"threads in all": total_threads, "load_average at the end": fact("hardware", "load_average")}
+    facts |= {key: fact("software", key) for key in SOFTWARE}
+    groups: dict[str, list[Run]] = {label: [] for label in comparison.labels}
+    for result in comparison.results:
+        groups[result.group.label] += result.group.runs
+    settings = {run: settings_of(run) for runs in groups.values() for run in runs}
+    facts |= {key: setting(key) for each in settings.values() for key in each}
+    differing: Rows = []
+    equal: Rows = []
+    for name, value in facts.items():
+        cells = [" / ".join(dict.fromkeys(show(value(run)) for run in runs)) for runs in groups.values()]
+        (differing if len(set(cells)) > 1 or " / " in cells[0] else equal).append((name, cells))
+    return differing, equal
