@@ -153,7 +153,11 @@ def _chart(panel: Panel, charts: list[dict[str, Any]], reference: Reference | No
     """Return the caption of a chart. Adds its data to `charts`."""
     data = curve_data(smoothed(panel), runs=panel.key == "return")
     clock = panel.clock.key.replace("_", " ")
-    caption: dict[str, Any] = {"index": len(charts), "title": f"{panel.title} over {clock}", "unit": panel.unit}
+    caption: dict[str, Any] = {
+        "index": len(charts),
+        "title": f"{panel.title} over {clock}",
+        "unit": panel.unit,
+    }
     if reference is not None and (panel.key, panel.clock.key) == ("return", "timesteps"):
         data["reference"] = _published_lines(reference, float(panel.grid[-1]))
         caption["unit"] += ", published PPO in grey"
