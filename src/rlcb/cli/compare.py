@@ -27,11 +27,12 @@ def make_parser() -> Parser:
         epilog="Runs with one configuration and different seeds form a group. Beside the plot lie "
         "<name>_report.txt, <name>.md, <name>.csv, <name>.json and <name>.html. "
         "Examples: compare_results.py --sequential runs/ppo_seq --parallel runs/ppo_par; "
-        "compare_results.py --runs 'benchmarks/study/*' --baseline 'PPO sequential' --threshold 8",
+        "compare_results.py benchmarks/study --baseline 'PPO sequential' --threshold 8",
     )
     add = parser.add_argument
     runs = parser.add_argument_group("which runs: folders of runs, folders above several, or globs")
-    runs.add_argument("--runs", nargs="+", default=[], metavar="DIR", help="any runs")
+    runs.add_argument("folders", nargs="*", metavar="DIR", help="any runs")
+    runs.add_argument("--runs", nargs="+", default=[], metavar="DIR", help="any runs, the same as DIR")
     runs.add_argument("--sequential", nargs="+", default=[], metavar="DIR", help="sequential runs")
     runs.add_argument("--parallel", nargs="+", default=[], metavar="DIR", help="parallel runs")
     add(
@@ -134,11 +135,11 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
     from rlcb.comparison.runs import Unusable, load_runs
     from rlcb.study.folder import missing_runs
 
-    named = [("sequential", arguments.sequential), ("parallel", arguments.parallel), (None, arguments.runs)]
+    named = [("sequential", arguments.sequential), ("parallel", arguments.parallel), (None, [*arguments.folders, *arguments.runs])]
     patterns = [pattern for _, each in named for pattern in each]
     wanted = [mode for mode, each in named for _ in each]
     if not patterns:
-        raise UsageError("no runs are given: use --runs, or --sequential and --parallel (see --help)")
+        raise UsageError("no runs are given: name their folders, or use --sequential and --parallel (see --help)")
     runs: list[tuple[int, Run]] = []
     skipped: list[tuple[Path, str]] = []
     first: dict[tuple[str | None, Path], int] = {}

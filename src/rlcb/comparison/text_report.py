@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Iterator, Sequence
+
+from rich.box import Box
+from rich.console import Console, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from rlcb.comparison.analysis import Comparison
 from rlcb.comparison.findings import cautions, headline
@@ -20,10 +26,12 @@ from rlcb.comparison.tables import (
 )
 
 WIDTH = 80
-NAME_WIDTH, CELL_WIDTH = 32, 24  # of the first column and of the others, at the most
+NAME_WIDTH, CELL_WIDTH = 28, 24  # at most, of the first column and of the others: two groups fit into 80
 WIDE, WIDE_NAME = 136, 36  # of the report: hold the widest tables, of tests and of runs, in one piece
 PROSE = 110
 TITLE = "COMPARISON OF RUNS"
+HEADER_RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+"""Draws one line of dashes, below the header."""
 
 
 def main_tables(comparison: Comparison) -> list[Table]:
@@ -99,35 +107,34 @@ def _bullets(items: Sequence[str]) -> list[str]:
 
 
 def layout(table: Table, width: int = WIDTH) -> list[str]:
-    """A table in as many blocks as it takes to stay within `width`; each block repeats the first column."""
+    """Return a table as lines, in as many blocks as fit into `width`; each block repeats the first column."""
     first = NAME_WIDTH if width < WIDE else WIDE_NAME
-    columns = [
-        [_wrapped(cell, CELL_WIDTH if index else first) for cell in column]
-        for index, column in enumerate(zip(table.header, *table.rows))
-    ]
-    widths = [max(len(line) for cell in column for line in cell) for column in columns]
+    columns = list(zip(table.header, *table.rows))
+    widths = []
+    for index, column in enumerate(columns):
+        longest = max(len(line) for cell in column for line in cell.split("\n"))
+        widths.append(min(longest, CELL_WIDTH if index else first))
     lines = [table.title, "-" * len(table.title)]
     for number, block in enumerate(_blocks(widths, width)):
+        # Cells hold names from files: as Text, rich reads no markup in them.
+        grid = RichTable(box=HEADER_RULE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for index in block:
+            right = is_number_column(table, index)
+            grid.add_column(Text(table.header[index]), justify="right" if right else "left", width=widths[index])
+        for row in table.rows:
+            grid.add_row(*(Text(row[index]) for index in block))
         lines += [""] if number else []
-        rule = "  ".join("-" * widths[index] for index in block)
-        for row in range(len(table.rows) + 1):
-            cells = [columns[index][row] for index in block]
-            for line in range(max(map(len, cells))):
-                texts = [cell[line] if line < len(cell) else "" for cell in cells]
-                parts = [
-                    text.rjust(widths[index]) if is_number_column(table, index) else text.ljust(widths[index])
-                    for text, index in zip(texts, block)
-                ]
-                lines.append("  ".join(parts).rstrip())
-            lines += [rule] if row == 0 else []
+        lines += _printed(grid, width)
     if table.note:
-        lines += textwrap.wrap(f"({table.note})", min(width, PROSE), break_on_hyphens=False)
+        lines += _printed(Text(f"({table.note})"), min(width, PROSE))
     return lines
 
 
-def _wrapped(cell: str, width: int) -> list[str]:
-    lines = [part for line in cell.split("\n") for part in textwrap.wrap(line, width)]
-    return lines or [""]
+def _printed(content: RenderableType, width: int) -> list[str]:
+    """Return what rich prints at this width, without colours."""
+    output = io.StringIO()
+    Console(file=output, width=width, color_system=None, highlight=False, legacy_windows=False).print(content)
+    return [line.rstrip() for line in output.getvalue().splitlines()]
 
 
 def _blocks(widths: Sequence[int], width: int) -> Iterator[list[int]]:
