@@ -135,11 +135,17 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
     from rlcb.comparison.runs import Unusable, load_runs
     from rlcb.study.folder import missing_runs
 
-    named = [("sequential", arguments.sequential), ("parallel", arguments.parallel), (None, [*arguments.folders, *arguments.runs])]
+    named = [
+        ("sequential", arguments.sequential),
+        ("parallel", arguments.parallel),
+        (None, [*arguments.folders, *arguments.runs]),
+    ]
     patterns = [pattern for _, each in named for pattern in each]
     wanted = [mode for mode, each in named for _ in each]
     if not patterns:
-        raise UsageError("no runs are given: name their folders, or use --sequential and --parallel (see --help)")
+        raise UsageError(
+            "no runs are given: name their folders, or use --sequential and --parallel (see --help)"
+        )
     runs: list[tuple[int, Run]] = []
     skipped: list[tuple[Path, str]] = []
     first: dict[tuple[str | None, Path], int] = {}

@@ -120,7 +120,9 @@ def layout(table: Table, width: int = WIDTH) -> list[str]:
         grid = RichTable(box=HEADER_RULE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for index in block:
             right = is_number_column(table, index)
-            grid.add_column(Text(table.header[index]), justify="right" if right else "left", width=widths[index])
+            grid.add_column(
+                Text(table.header[index]), justify="right" if right else "left", width=widths[index]
+            )
         for row in table.rows:
             grid.add_row(*(Text(row[index]) for index in block))
         lines += [""] if number else []
