@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from rlcb.cli import train_distributed
-from rlcb.cluster.actor_split import announce, hear, settled
+from rlcb.cluster.actor_split import apply_decision, publish, read_decision
 from rlcb.cluster.launch import as_starter
-from rlcb.cluster.rendezvous import name_start
+from rlcb.cluster.rendezvous import agree_on_start_name
 from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config
 from rlcb.errors import Interrupted, RunError, UsageError
@@ -460,7 +460,7 @@ def test_members_of_one_start_agree_on_a_name_whatever_earlier_ones_left_in_the_
 
     def member(number: int, pause: float = 0.0) -> str:
         time.sleep(pause)
-        return name_start(store, number, 3, 20.0, lambda: None)
+        return agree_on_start_name(store, number, 3, 20.0, lambda: None)
 
     def start(*pauses: float) -> set[str]:
         return set(together(*(lambda n=n, p=p: member(n, p) for n, p in enumerate(pauses))))
@@ -475,7 +475,7 @@ def test_members_of_one_start_agree_on_a_name_whatever_earlier_ones_left_in_the_
 def test_who_comes_alone_gives_up() -> None:
     for number in (0, 1):
         with pytest.raises(RunError, match="not all of 2 processes came"):
-            name_start(HashStore(), number, 2, 0.2, lambda: None)
+            agree_on_start_name(HashStore(), number, 2, 0.2, lambda: None)
 
 
 def test_all_nodes_hear_what_the_first_has_decided() -> None:
@@ -483,14 +483,14 @@ def test_all_nodes_hear_what_the_first_has_decided() -> None:
     world = World("torchrun", 3, 1, 1, None, "x", 1, hosted=True)
     split = {"num_actors": 4, "num_learners": 2}
     told = together(
-        lambda: announce(store, split, 2, 10.0),
-        lambda: hear(store, world, 10.0),
-        lambda: hear(store, world, 10.0),
+        lambda: publish(store, split, 2, 10.0),
+        lambda: read_decision(store, world, 10.0),
+        lambda: read_decision(store, world, 10.0),
     )
     assert told == [split] * 3
     data = config(2, 1).model_dump()
     data["impala"] |= {"num_actors": None, "num_learners": None}
-    ours = settled(build_config(data, "test"), split)
+    ours = apply_decision(build_config(data, "test"), split)
     assert (ours.num_processes, ours.num_learners) == (8, 4)
 
 
@@ -504,13 +504,13 @@ def test_all_nodes_hear_what_the_first_has_decided() -> None:
 )
 def test_what_the_first_node_ends_by_ends_all(told: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        settled(config(2, 1), told)
+        apply_decision(config(2, 1), told)
 
 
 def test_nodes_that_do_not_come_are_not_waited_for_for_ever() -> None:
-    assert "not all of 3 nodes came" in announce(HashStore(), {"num_actors": 1}, 2, 0.2)["run"]
+    assert "not all of 3 nodes came" in publish(HashStore(), {"num_actors": 1}, 2, 0.2)["run"]
     world = World("torchrun", 3, 1, 1, None, "x", 1, hosted=True)
-    assert "node 0 did not say" in hear(HashStore(), world, 0.2)["run"]
+    assert "node 0 did not say" in read_decision(HashStore(), world, 0.2)["run"]
 
 
 def test_the_calibration_is_one_of_a_nodes_environments() -> None:

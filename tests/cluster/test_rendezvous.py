@@ -18,15 +18,15 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlcb.cli import check_cluster, train_distributed
 from rlcb.cluster import network, rendezvous
-from rlcb.cluster.actor_split import hear
+from rlcb.cluster.actor_split import read_decision
 from rlcb.cluster.network import OTHER_FILES, raise_file_limit, too_few_files
-from rlcb.cluster.rendezvous import MeetingPoint, describe_self, meet, refuse_all
+from rlcb.cluster.rendezvous import MeetingPoint, join_world, refuse_peers, shared_settings
 from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config
 from rlcb.errors import UsageError
 from rlcb.parallel.world import World
 from tests import cluster_runs, runs
-from tests.cluster.test_watchdog import meet_all
+from tests.cluster.test_watchdog import join_all
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -50,9 +50,9 @@ def impala(**split: int) -> Config:
     ("key", "one", "other"), [("snapshot_seconds", 1.0, 30.0), ("checkpoint_interval", 100, 7)]
 )
 def test_when_states_are_taken_has_to_be_the_same_on_all_ranks(key: str, one: float, other: float) -> None:
-    told = [describe_self(ppo(**{key: value}), False) for value in (one, other)]
+    told = [shared_settings(ppo(**{key: value}), False) for value in (one, other)]
     world = World("hand", 2, 0, 1, 0, "x", 1)
-    for each in meet_all((world, told[0]), (replace(world, node_rank=1), told[1])):
+    for each in join_all((world, told[0]), (replace(world, node_rank=1), told[1])):
         assert isinstance(each, UsageError)
         assert f"logging.{key} = {other} on rank 1" in str(each)
         assert f"{one} on rank 0" in str(each)
@@ -61,7 +61,7 @@ def test_when_states_are_taken_has_to_be_the_same_on_all_ranks(key: str, one: fl
 def test_where_and_how_rank_0_writes_may_differ() -> None:
     settings = {"checkpoint_dir": "/a", "log_dir": "/b", "tensorboard": False, "log_interval": 5}
     other = ppo(**settings, memory_interval_seconds=9.0, keep_checkpoints=1)
-    assert describe_self(ppo(), True) == describe_self(other, True)
+    assert shared_settings(ppo(), True) == shared_settings(other, True)
 
 
 # --- Open files ---
@@ -95,7 +95,7 @@ def test_more_ranks_than_the_system_allows_files_for_are_refused_by_all_with_bot
     monkeypatch.setattr(network, "OTHER_FILES", 7)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (12, 12))
     world = World("hand", 2, 0, 1, 0, "x", 1)  # rank 0 needs 15, rank 1 only 9
-    for each in meet_all((world, {}), (replace(world, node_rank=1), {})):
+    for each in join_all((world, {}), (replace(world, node_rank=1), {})):
         assert isinstance(each, UsageError)
         assert "needs 15 open files for 2 ranks, but may have 12" in str(each)
 
@@ -111,22 +111,22 @@ def free_world(**changes: Any) -> World:
 def come(world: World) -> Any:
     point = MeetingPoint(world, 5.0)
     point.agree_on_start("ranks", world.rank, world.size, lambda: None)
-    return meet(point.connect(), world, {}, 5.0, lambda: None)
+    return join_world(point.connect(), world, {}, 5.0, lambda: None)
 
 
 def listen(world: World) -> Any:
-    return hear(MeetingPoint(world, 5.0).connect(), world, 20.0)
+    return read_decision(MeetingPoint(world, 5.0).connect(), world, 20.0)
 
 
 @pytest.mark.parametrize("wait", [come, listen])
 def test_others_hear_at_once_why_rank_0_does_not_come(
     monkeypatch: pytest.MonkeyPatch, wait: Callable[[World], Any]
 ) -> None:
-    monkeypatch.setattr(rendezvous, "TELL_SECONDS", 50.0)  # longer than is waited here
+    monkeypatch.setattr(rendezvous, "REFUSAL_SECONDS", 50.0)  # longer than is waited here
     world = free_world()
     with ThreadPoolExecutor(2) as pool:
         other = pool.submit(wait, replace(world, local_rank=1))
-        pool.submit(refuse_all, world, "ranks", 5.0, "the folder is taken").result(30)
+        pool.submit(refuse_peers, world, "ranks", 5.0, "the folder is taken").result(30)
         with pytest.raises(UsageError, match=r"^the folder is taken$"):
             other.result(30)
 
@@ -136,14 +136,14 @@ def test_others_hear_it_at_a_store_that_the_launcher_keeps() -> None:
     world = free_world(launcher="torchrun", master_port=server.port, hosted=True)
     with ThreadPoolExecutor(2) as pool:
         other = pool.submit(come, replace(world, local_rank=1))
-        pool.submit(refuse_all, world, "ranks", 5.0, "the folder is taken").result(30)
+        pool.submit(refuse_peers, world, "ranks", 5.0, "the folder is taken").result(30)
         with pytest.raises(UsageError, match=r"^the folder is taken$"):
             other.result(30)
 
 
 def test_who_does_not_come_to_hear_it_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "TELL_SECONDS", 0.3)
-    refuse_all(free_world(), "ranks", 5.0, "the folder is taken")
+    monkeypatch.setattr(rendezvous, "REFUSAL_SECONDS", 0.3)
+    refuse_peers(free_world(), "ranks", 5.0, "the folder is taken")
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_those_are_told_that_wait(
 ) -> None:
     calls: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        rendezvous, "refuse_all", lambda world, purpose, seconds, text: calls.append((purpose, world.size))
+        rendezvous, "refuse_peers", lambda world, purpose, seconds, text: calls.append((purpose, world.size))
     )
-    train_distributed.tell_others(config, world, "no")
+    train_distributed.tell_peers(config, world, "no")
     assert calls == ([] if told is None else [told])
 
 
@@ -182,7 +182,7 @@ def test_those_are_told_that_wait(
     ],
 )
 def test_the_check_refuses_wrong_values_in_one_line(flags: tuple[str, str], words: tuple[str, str]) -> None:
-    arguments: argparse.Namespace = check_cluster.make_parser().parse_args(["--check", *flags])
+    arguments: argparse.Namespace = check_cluster.make_parser().parse_args(flags)
     with pytest.raises(UsageError) as refused:
         check_cluster.run(arguments)
     assert all(word in str(refused.value) for word in words), str(refused.value)

@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from rlcb.cluster import watchdog
-from rlcb.cluster.rendezvous import meet, turn_away
+from rlcb.cluster.rendezvous import join_world, post_refusal
 from rlcb.cluster.watchdog import Starter, Watch, run_bounded
 from rlcb.errors import Interrupted, PeerLost, RunError, UsageError
 from rlcb.parallel.world import World
@@ -179,12 +179,12 @@ def test_an_answer_that_does_not_come_is_given_up() -> None:
     assert run_bounded(lambda: 7, 20) == 7
 
 
-def meet_all(*told: tuple[World, dict[str, Any]]) -> list[Any]:
+def join_all(*told: tuple[World, dict[str, Any]]) -> list[Any]:
     store = HashStore()
 
     def one(world: World, mine: dict[str, Any]) -> Any:
         try:
-            return meet(store, world, mine, 1.0, lambda: None)
+            return join_world(store, world, mine, 1.0, lambda: None)
         except (UsageError, RunError) as error:
             return error
 
@@ -193,14 +193,14 @@ def meet_all(*told: tuple[World, dict[str, Any]]) -> list[Any]:
 
 
 def test_ranks_that_meet_know_all_names() -> None:
-    names = meet_all(*((replace(WORLD, node_rank=rank), {"x": 1}) for rank in range(3)))
+    names = join_all(*((replace(WORLD, node_rank=rank), {"x": 1}) for rank in range(3)))
     assert names[0] == names[1] == names[2]
     assert [name.split(" on ")[0] for name in names[0]] == ["rank 0", "rank 1", "rank 2"]
 
 
 def test_two_ranks_alike_are_refused_with_both_processes() -> None:
     two = replace(WORLD, num_nodes=2)
-    refusals = meet_all((two, {}), (replace(two, node_rank=1), {}), (replace(two, node_rank=1), {}))
+    refusals = join_all((two, {}), (replace(two, node_rank=1), {}), (replace(two, node_rank=1), {}))
     refused = [each for each in refusals if isinstance(each, UsageError)]
     assert refused
     assert str(refused[0]).startswith("two processes are rank 1: one on ")
@@ -209,7 +209,7 @@ def test_two_ranks_alike_are_refused_with_both_processes() -> None:
 
 def test_settings_that_differ_are_refused_by_all_with_both_values() -> None:
     two = replace(WORLD, num_nodes=2)
-    refusals = meet_all((two, {"env.num_envs": 8}), (replace(two, node_rank=1), {"env.num_envs": 16}))
+    refusals = join_all((two, {"env.num_envs": 8}), (replace(two, node_rank=1), {"env.num_envs": 16}))
     for each in refusals:
         assert isinstance(each, UsageError)
         assert "env.num_envs = 16 on rank 1" in str(each)
@@ -219,14 +219,14 @@ def test_settings_that_differ_are_refused_by_all_with_both_values() -> None:
 @pytest.mark.parametrize(("kind", "error"), [("run", PeerLost), ("usage", UsageError)])
 def test_ranks_that_meet_hear_why_one_cannot_come(kind: str, error: type[Exception]) -> None:
     store = HashStore()
-    turn_away(store, kind, "actor 5 on h2: the world ended")
+    post_refusal(store, kind, "actor 5 on h2: the world ended")
     with pytest.raises(error, match="actor 5 on h2: the world ended"):
-        meet(store, WORLD, {}, 1.0, lambda: None)
+        join_world(store, WORLD, {}, 1.0, lambda: None)
 
 
 def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcb.cluster.rendezvous.START_SECONDS", 0.5)
-    (error,) = meet_all((WORLD, {}))
+    (error,) = join_all((WORLD, {}))
     assert isinstance(error, RunError)
     assert str(error) == "ranks 1, 2 of 3 did not come within 1 s"
 

@@ -61,15 +61,7 @@ def test_a_pulled_cable_ends_both_nodes_in_time_and_leaves_the_last_checkpoint_w
 def test_the_check_measures_the_link_and_every_rank() -> None:
     with two_hosts(rate="100mbit") as (names, address), Nodes(address, names) as nodes:
         for node, name in enumerate(names):
-            words = [
-                sys.executable,
-                "-m",
-                "rlcb.cli.check_cluster",
-                "--check",
-                "--megabytes",
-                4,
-                *nodes.place,
-            ]
+            words = (sys.executable, "-m", "rlcb.cli.check_cluster", "--megabytes", 4, *nodes.place)
             inside = ["ip", "netns", "exec", name, *map(str, words), "--node-rank", str(node)]
             nodes.processes.append(cluster_runs.start(inside))
         (code, output, errors), (other_code, *_) = nodes.wait(60)

@@ -1,7 +1,4 @@
-"""Measure the nodes and network of a cluster before training: `python -m rlcb.cli.check_cluster --check`.
-
-One process on each node, started as the training scripts are: by torchrun, by srun, or by hand.
-"""
+"""The command `rlcb check-cluster`: measure the nodes and the network of a cluster before training."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import argparse
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,55 +16,77 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from rlcb.cli.command import Parser, count, exit_code
-from rlcb.cli.train_distributed import FLAGS, cluster_settings
+from rlcb.cli.command import Parser, exit_code
+from rlcb.cli.train_distributed import add_place_flags, cluster_settings, end_process
 from rlcb.cluster.communicator import ClusterCommunicator
 from rlcb.cluster.launch import discover
 from rlcb.cluster.network import use_interface
-from rlcb.cluster.rendezvous import MeetingPoint, meet
+from rlcb.cluster.rendezvous import MeetingPoint, join_world
 from rlcb.cluster.watchdog import Starter, Watch
 from rlcb.config.settings import ClusterConfig
-from rlcb.cpu import cpu_model, usable_cores
+from rlcb.cpu import usable_cores
 from rlcb.errors import UsageError
 from rlcb.parallel.world import World
 from rlcb.text import counted
 
-PINGS, MATRIX = 50, 1024
+DESCRIPTION = """\
+Measure all nodes and the network between them before training.
+
+Start one process on each node, in the same way as a training: with srun, with torchrun, or by hand.
+
+    srun --nodes 4 --ntasks-per-node 1 venv/bin/rlcb check-cluster
+    venv/bin/rlcb check-cluster --num-nodes 2 --node-rank 0 --master-addr 10.0.0.1
+
+Rank 0 prints one line per rank (network interface, usable cores, speed and clock rate of a core, round trip
+to rank 0, bandwidth from rank 0, clock offset), the time of an all-reduce over all ranks, and a warning for
+each slow node and each wrong clock. The check takes a few seconds and writes no files.
+"""
+PINGS, MATRIX = 50, 1024  # round trips per pair of ranks; rows and columns of the multiplied matrices
 SMALLEST_MEGABYTES = 0.001
-CLOCK_LIMIT_SECONDS, SLOW_SHARE = 1.0, 0.85
+CLOCK_LIMIT_SECONDS = 1.0  # a larger clock offset is a warning
+SLOW_SPEED = 0.85  # a core slower than this fraction of the median is a warning
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    code = exit_code(lambda: run(make_parser().parse_args(argv)))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # peers may be gone: nothing that would wait for them is run
+    """Run the command in this process and end the process with its exit code."""
+    return end_process(exit_code(lambda: run(make_parser().parse_args(argv))))
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="python -m rlcb.cli.check_cluster", description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", required=True, help="measure all nodes and the network"
+    """Return the parser of the command."""
+    parser = Parser(
+        prog="rlcb check-cluster",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--node-rank", type=count, metavar="N", help="number of this node, from 0")
-    for name, key, kind, metavar, text in FLAGS:
-        if name != "--num-workers":
-            parser.add_argument(name, dest=key.split(".")[1], type=kind, metavar=metavar, help=text)
-    parser.add_argument("--network-interface", metavar="NAME", help="interface that gradients travel over")
+    add_place_flags(parser)
+    parser.add_argument(
+        "--network-interface",
+        dest="cluster.network_interface",
+        metavar="NAME",
+        help="interface to measure (default: the one whose address reaches node 0)",
+    )
     parser.add_argument(
         "--megabytes", type=float, default=16.0, metavar="X", help="size of a transfer (default: 16)"
     )
     parser.add_argument(
-        "--timeout-seconds", type=float, default=60.0, metavar="X", help="a silent rank ends the check"
+        "--timeout-seconds",
+        dest="cluster.timeout_seconds",
+        type=float,
+        default=60.0,
+        metavar="X",
+        help="end the check when a rank is silent for this long (default: 60)",
     )
     return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Measure the cluster from this process and return 0. Raises UsageError, RunError."""
     if not SMALLEST_MEGABYTES <= arguments.megabytes < math.inf:
         raise UsageError(f"--megabytes {arguments.megabytes:g}: must be at least {SMALLEST_MEGABYTES:g}")
-    given = {key: value for key, value in vars(arguments).items() if key in ClusterConfig.model_fields}
-    config = cluster_settings({"cluster": given})
+    given = {key.removeprefix("cluster."): value for key, value in vars(arguments).items()}
+    fields = {key: value for key, value in given.items() if key in ClusterConfig.model_fields}
+    config = cluster_settings({"cluster": fields})
     world = discover(config, arguments.node_rank, os.environ)
     if world.local_rank is None:
         world = replace(world, num_workers=1, local_rank=0)
@@ -76,24 +94,31 @@ def run(arguments: argparse.Namespace) -> int:
     interface = use_interface(world, config.network_interface)
     point = MeetingPoint(world, config.timeout_seconds)
     store = point.connect()
-    told = {"num_nodes": world.num_nodes, "--megabytes": arguments.megabytes}
-    names = meet(store, world, told, config.timeout_seconds, lambda: None)
+    settings = {"num_nodes": world.num_nodes, "--megabytes": arguments.megabytes}
+    names = join_world(store, world, settings, config.timeout_seconds, lambda: None)
     watch = Watch(point.connect, world, names, config.timeout_seconds, Starter())
     communicator = ClusterCommunicator(PrefixStore("gloo", store), world, config, watch)
     rows = communicator.gather(describe_rank(interface, communicator))
-    pairs = [measure_pair(communicator, rank, arguments.megabytes) for rank in range(1, world.size)]
-    latency, seconds = measure_all(communicator, arguments.megabytes)
+    pairs = [{}, *(measure_pair(communicator, rank, arguments.megabytes) for rank in range(1, world.size))]
+    latency, seconds = measure_all_reduce(communicator, arguments.megabytes)
     if rows is not None:
-        print_table(world, names, rows, [{}, *pairs])
-        print_all(world, latency, seconds, arguments.megabytes)
-        print_warnings(names, rows, [{}, *pairs])
+        print_ranks(world, names, rows, pairs)
+        megabytes = arguments.megabytes
+        print(
+            f"all-reduce over {counted(world.size, 'rank')}: {latency * 1e6:.0f} us for one number, "
+            f"{seconds * 1e3:.1f} ms for {megabytes:g} MB ({megabytes / seconds:.0f} MB/s)"
+        )
+        print_warnings(names, rows, pairs)
     communicator.barrier()
     watch.close()
     return 0
 
 
 def describe_rank(interface: str, communicator: ClusterCommunicator) -> dict[str, Any]:
-    """This rank's processor, its speed in GFLOP/s on one thread, all ranks computing at the same time."""
+    """Return this rank's interface, cores, clock rate in MHz and speed in GFLOP/s.
+
+    The speed is that of one thread multiplying matrices while all ranks do so.
+    """
     matrix = torch.rand(MATRIX, MATRIX)
     torch.mm(matrix, matrix)
     communicator.barrier()
@@ -106,14 +131,17 @@ def describe_rank(interface: str, communicator: ClusterCommunicator) -> dict[str
     return {
         "interface": interface,
         "cores": usable_cores(),
-        "cpu": cpu_model(),
         "gflops": 2 * MATRIX**3 / best / 1e9,
         "mhz": frequency.current if frequency else None,
     }
 
 
 def measure_pair(communicator: ClusterCommunicator, other: int, megabytes: float) -> dict[str, float]:
-    """Between rank 0 and another: round trip and clock offset in seconds, MB/s one way; in rank 0 alone."""
+    """Measure the connection between rank 0 and rank `other`. Every rank calls it.
+
+    Returns, on rank 0 only, the shortest round trip and the clock offset of `other` in seconds and the
+    bandwidth from rank 0 in MB/s; on all other ranks an empty or meaningless dictionary.
+    """
     communicator.barrier()
     if communicator.rank not in (0, other):
         return {}
@@ -141,7 +169,7 @@ def measure_pair(communicator: ClusterCommunicator, other: int, megabytes: float
 
 
 def exchange(rank: int, content: torch.Tensor, answer: torch.Tensor, other: int) -> None:
-    """Rank 0 sends `content` to rank `other`, which answers with its clock."""
+    """Send `content` from rank 0 to rank `other`, which replies with its clock in `answer`."""
     if rank == 0:
         dist.send(content, other)
         dist.recv(answer, other)
@@ -151,8 +179,8 @@ def exchange(rank: int, content: torch.Tensor, answer: torch.Tensor, other: int)
         dist.send(answer, 0)
 
 
-def measure_all(communicator: ClusterCommunicator, megabytes: float) -> tuple[float, float]:
-    """Seconds of an all-reduce of one number, and of `megabytes`, over all ranks."""
+def measure_all_reduce(communicator: ClusterCommunicator, megabytes: float) -> tuple[float, float]:
+    """Return the seconds of an all-reduce over all ranks, of one number and of `megabytes`."""
     results = []
     for size, repeats in ((1, PINGS), (int(megabytes * 250_000), 3)):
         tensor = torch.zeros(size)
@@ -165,12 +193,13 @@ def measure_all(communicator: ClusterCommunicator, megabytes: float) -> tuple[fl
     return results[0], results[1]
 
 
-def print_table(
+def print_ranks(
     world: World, names: list[str], rows: list[dict[str, Any]], pairs: list[dict[str, float]]
 ) -> None:
+    """Print a table with one line per rank; `rows` and `pairs` are the measurements by rank."""
     print(f"{counted(world.num_nodes, 'node')}, {counted(world.size, 'rank')}, started by {world.launcher}")
-    heads = ("rank", "interface", "cores", "GFLOP/s", "MHz", "round trip", "MB/s", "clock")
-    print(f"{heads[0]:<24}" + "".join(f"{head:>12}" for head in heads[1:]))
+    heads = ("interface", "cores", "GFLOP/s", "MHz", "round trip", "MB/s", "clock")
+    print(f"{'rank':<24}" + "".join(f"{head:>12}" for head in heads))
     for name, row, pair in zip(names, rows, pairs, strict=True):
         mhz = "" if row["mhz"] is None else f"{row['mhz']:.0f}"
         cells = [row["interface"], str(row["cores"]), f"{row['gflops']:.1f}", mhz]
@@ -183,18 +212,13 @@ def print_table(
         print(f"{name:<24}" + "".join(f"{cell:>12}" for cell in cells))
 
 
-def print_all(world: World, latency: float, seconds: float, megabytes: float) -> None:
-    print(
-        f"all-reduce over {counted(world.size, 'rank')}: {latency * 1e6:.0f} us for one number, "
-        f"{seconds * 1e3:.1f} ms for {megabytes:g} MB ({megabytes / seconds:.0f} MB/s)"
-    )
-
-
 def print_warnings(names: list[str], rows: list[dict[str, Any]], pairs: list[dict[str, float]]) -> None:
+    """Print a warning for each rank that is slow or has a wrong clock."""
     typical = statistics.median(row["gflops"] for row in rows)
     for name, row, pair in zip(names, rows, pairs, strict=True):
-        if row["gflops"] < SLOW_SHARE * typical:
-            print(f"warning: {name} computes at {row['gflops'] / typical:.0%} of the median: all wait for it")
+        if row["gflops"] < SLOW_SPEED * typical:
+            speed = row["gflops"] / typical
+            print(f"warning: {name} computes at {speed:.0%} of the median; all ranks wait for it")
         if abs(pair.get("offset", 0.0)) > CLOCK_LIMIT_SECONDS:
             print(f"warning: the clock of {name} is {pair['offset']:+.1f} s off that of rank 0")
 

@@ -1,4 +1,4 @@
-"""The command line of the distributed scripts: that of every training script, and which node this is."""
+"""Distributed training: from the command line of one process, and its place in the run, to training."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
 from rlcb import cpu
 from rlcb.cli import flags
 from rlcb.cli.command import Parser, count, exit_code
+from rlcb.cli.flags import Flag
 from rlcb.cluster.actor_split import is_open, settle_split
 from rlcb.cluster.launch import as_starter, discover
 from rlcb.cluster.network import require_place
@@ -28,30 +30,31 @@ from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
 
 MODE = "distributed"
-FLAGS = (
-    ("--num-nodes", "cluster.num_nodes", count, "N", "machines"),
-    (
-        "--num-workers",
-        "cluster.num_workers",
-        count,
-        "N",
-        "processes of each node (default: one per core)",
-    ),
-    ("--master-addr", "cluster.master_addr", str, "HOST", "address of node 0"),
-    ("--master-port", "cluster.master_port", count, "PORT", "a free port of node 0"),
+PLACE_FLAGS = (
+    Flag("--num-nodes", "cluster.num_nodes", count, "number of machines"),
+    Flag("--master-addr", "cluster.master_addr", str, "host name or address of node 0"),
+    Flag("--master-port", "cluster.master_port", count, "a free port of node 0"),
 )
 
 
 def make_parser(algorithm: str, any_algorithm: bool = False) -> Parser:
+    """Return the parser of distributed training, with `--algorithm` and `--mode` if `any_algorithm`."""
     parser = flags.make_parser(algorithm, MODE, timed=None if any_algorithm else False)
-    cluster = parser.add_argument_group(
-        "nodes", "Started by hand, each node needs all of these; torchrun and srun know them already."
-    )
-    cluster.add_argument("--node-rank", type=count, metavar="N", help="number of this node, from 0")
-    for name, key, kind, metavar, text in FLAGS:
-        if name != "--num-workers":  # every script has it
-            cluster.add_argument(name, dest=key, type=kind, metavar=metavar, help=text)
+    add_place_flags(parser)
     return parser
+
+
+def add_place_flags(parser: Parser) -> None:
+    """Add the flags that tell a process started by hand which node it is and how many there are."""
+    group = parser.add_argument_group(
+        "nodes",
+        "Start one process on each node, with all of these flags if you start it by hand. torchrun and srun "
+        "set the values themselves.",
+    )
+    group.add_argument("--node-rank", type=count, metavar="RANK", help="number of this node, from 0")
+    for flag in PLACE_FLAGS:
+        metavar = flag.name.rpartition("-")[2].upper()
+        group.add_argument(flag.name, dest=flag.key, type=flag.type, metavar=metavar, help=flag.help)
 
 
 def main(algorithm: str, argv: Sequence[str] | None = None, any_algorithm: bool = False) -> int:
@@ -60,14 +63,24 @@ def main(algorithm: str, argv: Sequence[str] | None = None, any_algorithm: bool 
     `any_algorithm` is true for `rlcb train`, which also takes `--algorithm` and `--mode`.
     """
     code = exit_code(lambda: run(make_parser(algorithm, any_algorithm).parse_args(argv), algorithm))
-    if "torch.distributed" in sys.modules:  # peers may be gone: nothing that would wait for them is run
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    return end_process(code) if "torch.distributed" in sys.modules else code
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process with exit code `code`, without the clean-up of torch.distributed.
+
+    That clean-up would wait for peers, which may be gone.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run(arguments: argparse.Namespace, algorithm: str) -> int:
+    """Train as one rank, or start this node's workers and wait for them; return the exit code.
+
+    Raises UsageError and RunError.
+    """
     data, source = settings(arguments, algorithm)
     world = discover(cluster_settings(data), arguments.node_rank, os.environ)
     if algorithm == "impala":
@@ -77,10 +90,10 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     require_place(world, given.cluster.network_interface)
     folder, resume = open_folder(arguments, given, world)
     try:
-        config = with_split_of_run(given, arguments, world)
-        require_fitting(folder, arguments, config, world)
+        config = with_previous_split(given, arguments, world)
+        require_startable(folder, arguments, config, world)
     except UsageError as error:
-        tell_others(given, world, str(error))
+        tell_peers(given, world, str(error))
         raise
     num_threads = cpu.prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads=1
@@ -112,22 +125,23 @@ def worker_module(config: Config) -> str:
     return "rlcb.cluster.impala_workers" if config.has_actors else "rlcb.cluster.rank"
 
 
-def tell_others(config: Config, world: World, text: str) -> None:
-    """On node 0, which refuses to begin: have those of all processes that wait for it say why, and end."""
+def tell_peers(config: Config, world: World, text: str) -> None:
+    """End the processes that wait for this one, on node 0, with the error message `text`."""
     if world.num_nodes == 1 and world.local_rank is None:
-        return  # there are none
-    print("Telling the other processes why this run does not begin", flush=True)
-    from rlcb.cluster.rendezvous import refuse_all
+        return  # this process has no peers: it starts all workers itself
+    print("Telling the other processes why this run does not start", flush=True)
+    from rlcb.cluster.rendezvous import refuse_peers
 
     purpose = "ranks"
     if config.has_actors and is_open(config):
         purpose = "nodes"
     elif config.has_actors:
         world = replace(world, num_workers=config.learners_per_node)
-    refuse_all(world, purpose, config.cluster.timeout_seconds, text)
+    refuse_peers(world, purpose, config.cluster.timeout_seconds, text)
 
 
 def describe_node(config: Config, world: World) -> str:
+    """Return one line that says which ranks and actors this node starts and where rank 0 is."""
     actors = f" and {counted(config.actors_per_node, 'actor')}" if config.has_actors else ""
     return (
         f"Node {world.node_rank} ({host_name()}) starts ranks {world.rank} to "
@@ -136,48 +150,54 @@ def describe_node(config: Config, world: World) -> str:
     )
 
 
-def with_split_of_run(config: Config, arguments: argparse.Namespace, world: World) -> Config:
-    """The configuration, on the first node with the numbers of actors and learners of the run that goes on if
-    they are not given."""
+def with_previous_split(config: Config, arguments: argparse.Namespace, world: World) -> Config:
+    """On node 0, take numbers of actors and learners that are not set from the run that is resumed."""
     root = arguments.output_dir
-    if not config.has_actors or not is_open(config) or world.rank or not resumes(arguments, world):
+    if not config.has_actors or not is_open(config) or world.rank or not may_resume(arguments, world):
         return config
     if root is None or not RunFolder(root, config).config_path.exists():
         return config
     return with_split_of(config, config_of_run(root))
 
 
-def resumes(arguments: argparse.Namespace, world: World) -> bool:
-    """Whether the run goes on in its folder if there is one."""
+def may_resume(arguments: argparse.Namespace, world: World) -> bool:
+    """Return whether the run resumes if its folder already holds one."""
     return arguments.resume is not None or world.restarts > 0
 
 
 def settings(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, Any], str]:
-    """File and flags as plain sections, and where they are from."""
-    settings_of_run = arguments.resume == "yes" and arguments.config is None
-    if settings_of_run:
+    """Return the settings of file and flags as nested dictionaries, and the name of the file or folder.
+
+    Raises UsageError.
+    """
+    from_run = arguments.resume == "yes" and arguments.config is None
+    if from_run:
         before = config_of_run(output_dir(arguments, "--resume"))
         data, source = before.model_dump(mode="json"), str(arguments.output_dir)
     else:
         data, source = flags.read_settings(arguments)
     flags.apply_flags(data, arguments)
-    workers = None if algorithm == "impala" else arguments.num_workers  # which `apply_world` refuses
-    given = {**vars(arguments), "cluster.num_workers": workers}
-    for name, key, *_ in FLAGS:
-        if given[key] is not None:
-            set_value(data, key, given[key], name)
-    if not settings_of_run:  # which has its limits
+    given = vars(arguments)
+    for flag in PLACE_FLAGS:
+        if given[flag.key] is not None:
+            set_value(data, flag.key, given[flag.key], flag.name)
+    if arguments.num_workers is not None and algorithm != "impala":  # `apply_world` refuses it for IMPALA
+        set_value(data, "cluster.num_workers", arguments.num_workers, "--num-workers")
+    if not from_run:  # a resumed run keeps its budget
         flags.apply_budget(data, arguments)
     return data, source
 
 
-def output_dir(arguments: argparse.Namespace, why: str) -> Any:
+def output_dir(arguments: argparse.Namespace, why: str) -> Path:
+    """Return `--output-dir`. Raises UsageError, with the reason `why`, if it is not given."""
     if arguments.output_dir is None:
         raise UsageError(f"{why} needs --output-dir, the folder of the run to continue")
-    return arguments.output_dir
+    folder: Path = arguments.output_dir
+    return folder
 
 
 def cluster_settings(data: dict[str, Any]) -> ClusterConfig:
+    """Return the validated section `cluster` of `data`. Raises UsageError."""
     try:
         return ClusterConfig.model_validate(data.get("cluster") or {})
     except ValidationError as error:
@@ -185,7 +205,10 @@ def cluster_settings(data: dict[str, Any]) -> ClusterConfig:
 
 
 def apply_world(data: dict[str, Any], arguments: argparse.Namespace, world: World) -> None:
-    """Write down how many processes there are, so that config.yaml says it."""
+    """Write the numbers of nodes, workers or actors, and environments into the settings.
+
+    Raises UsageError if the flags contradict each other.
+    """
     set_value(data, "cluster.num_nodes", world.num_nodes, "cluster.num_nodes")
     if data["algorithm"] == "impala":
         flags.apply_actors(data, arguments, world.num_nodes)
@@ -204,20 +227,22 @@ def apply_world(data: dict[str, Any], arguments: argparse.Namespace, world: Worl
 
 
 def open_folder(arguments: argparse.Namespace, config: Config, world: World) -> tuple[RunFolder, bool]:
-    """The folder of the run, and whether it goes on there."""
-    if not resumes(arguments, world):
+    """Return the folder of the run, and whether to resume there. Raises UsageError."""
+    if not may_resume(arguments, world):
         return RunFolder(arguments.output_dir, config), False
     why = f"a run that its launcher has started {world.restarts + 1} times" if world.restarts else "--resume"
     return RunFolder(output_dir(arguments, why), config), True
 
 
-def require_fitting(folder: RunFolder, arguments: argparse.Namespace, config: Config, world: World) -> None:
-    """Raise UsageError on the first node, which alone has to see the folder, if the run cannot begin or go on
-    there."""
+def require_startable(folder: RunFolder, arguments: argparse.Namespace, config: Config, world: World) -> None:
+    """Raise UsageError if the folder holds a run that this one must not replace or cannot resume.
+
+    Only node 0 checks: the other nodes need not see the folder.
+    """
     root = arguments.output_dir
     if world.rank > 0 or root is None:
         return
-    if not resumes(arguments, world):
+    if not may_resume(arguments, world):
         if not arguments.overwrite:
             folder.refuse_if_occupied()
         return

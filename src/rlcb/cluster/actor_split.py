@@ -1,8 +1,11 @@
-"""How many actors and learners each node of a distributed run of IMPALA has, if that is not given: node 0
-knows it from the run that goes on, or measures it, and tells the others.
+"""How many actors and learners each node of a distributed IMPALA run has, when the settings do not say.
 
-They hear it at the store where the ranks meet later. That takes torch, so a process of its own does it on
-each node, which ends before the node's ranks begin.
+Node 0 takes the numbers of the run that is resumed, or measures which are fastest, and sends its decision to
+the other nodes through the store (rendezvous.py), before any rank starts. The store needs torch, so each node
+uses it in a child process that ends before the node's workers start:
+
+    node 0:      main process decides -> pipe -> `exchange_decision` -> store
+    other node:  store -> `exchange_decision` -> pipe -> main process applies the decision
 """
 
 from __future__ import annotations
@@ -25,66 +28,75 @@ from rlcb.parallel.world import World, host_name
 from rlcb.processes.signals import StopSignal
 
 POLL_SECONDS = 0.1
-TELL_SECONDS = 15.0  # for the other nodes to come and hear why node 0 ends
+ERROR_SECONDS = 15.0  # how long node 0 waits for the other nodes to read why it ends
 
-Split = dict[str, Any]
-"""A number for each of KEYS; or `usage` or `run` with the words of an error; or `signal` with its number."""
+Decision = dict[str, Any]
+"""Node 0's message to the other nodes, one of: a number for each of KEYS; {"usage": text} or {"run": text},
+the message of a UsageError or RunError; {"signal": number}."""
 
 
 def is_open(config: Config) -> bool:
-    """Whether the number of actors or that of learners is not given."""
+    """Return whether the settings leave the number of actors or the number of learners open."""
     return any(getattr(config.impala, key) is None for key in KEYS)
 
 
 def settle_split(config: Config, known: Config, world: World) -> tuple[Config, Calibration | None]:
-    """The configuration with the numbers that node 0 decides, and what they were measured by, if they were.
+    """Return `config` with the numbers of actors and learners that node 0 decides.
 
-    `config` is the same on all nodes and open; `known` is what node 0 makes of it, which may have them from
-    the run that is resumed. Raises UsageError or RunError, with the same words on all nodes, and Interrupted.
+    Every node calls it. `config` is equal on all nodes; `known` is the same, except that on node 0 it may
+    hold the numbers of a run that is resumed. The second value is node 0's measurement, or None if there was
+    none. Raises UsageError or RunError with the same message on all nodes, and Interrupted.
     """
     with StopSignal(repeats=True) as stop:
         if world.num_nodes == 1:
             return decide(known, stop.check)
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
+        connection, child_connection = context.Pipe()
         process = context.Process(
-            target=talk, args=(world, config.cluster.timeout_seconds, theirs), daemon=True
+            target=exchange_decision,
+            args=(world, config.cluster.timeout_seconds, child_connection),
+            daemon=True,
         )
         with StopSignal.blocked():
             process.start()
-        theirs.close()
+        child_connection.close()
         try:
             if world.node_rank == 0:
-                return tell(known, ours, stop.check)
-            return settled(config, listen(ours, stop.check)), None
+                return decide_for_all(known, connection, stop.check)
+            return apply_decision(config, receive(connection, stop.check)), None
         finally:
             process.kill()
             process.join()
 
 
 def decide(config: Config, check_stop: Callable[[], None]) -> tuple[Config, Calibration | None]:
+    """Return `config` with measured numbers and the measurement, or unchanged if the numbers are given."""
     if not is_open(config):
         return config, None
     print("Measuring how many actors and learners suit this node: a few seconds", flush=True)
     return calibrate(config, check_stop)
 
 
-def tell(
+def decide_for_all(
     config: Config, connection: Connection, check_stop: Callable[[], None]
 ) -> tuple[Config, Calibration | None]:
-    """On node 0: decide, and wait until all others have heard it, even if it is an error."""
+    """Decide on node 0 and return when all other nodes have read the decision or the error.
+
+    `connection` leads to this node's `exchange_decision`.
+    """
     try:
-        decision = decide(config, check_stop)
+        decided, calibration = decide(config, check_stop)
     except (UsageError, RunError, Interrupted) as error:
-        say(connection, in_words(error))
-        connection.poll(TELL_SECONDS)
+        send(connection, error_decision(error))
+        connection.poll(ERROR_SECONDS)
         raise
-    say(connection, {key: getattr(decision[0].impala, key) for key in KEYS})
-    settled(config, listen(connection, check_stop))
-    return decision
+    send(connection, {key: getattr(decided.impala, key) for key in KEYS})
+    apply_decision(config, receive(connection, check_stop))  # raises if a node did not come
+    return decided, calibration
 
 
-def in_words(error: Exception) -> Split:
+def error_decision(error: Exception) -> Decision:
+    """Return the decision that makes the other nodes raise `error`, with the name of node 0."""
     if isinstance(error, Interrupted):
         return {"signal": error.signal_number}
     if isinstance(error, UsageError):
@@ -92,40 +104,44 @@ def in_words(error: Exception) -> Split:
     return {"run": f"node 0 ({host_name()}): {error}"}
 
 
-def say(connection: Connection, split: Split) -> None:
-    with contextlib.suppress(OSError):  # who is to pass it on has ended, and has said why
-        connection.send(split)
+def send(connection: Connection, decision: Decision) -> None:
+    """Send a decision to `exchange_decision`, which may have ended after it reported an error."""
+    with contextlib.suppress(OSError):
+        connection.send(decision)
 
 
-def listen(connection: Connection, check_stop: Callable[[], None]) -> Split:
-    """What the process that talks to the other nodes reports."""
+def receive(connection: Connection, check_stop: Callable[[], None]) -> Decision:
+    """Wait for the decision that `exchange_decision` reports. Raises RunError if its process died."""
     while not connection.poll(POLL_SECONDS):
         check_stop()
     try:
-        answer: Split = connection.recv()
+        decision: Decision = connection.recv()
     except EOFError:
         raise RunError(
             "the process that tells nodes the number of actors died; set impala.num_actors and "
             "impala.num_learners"
         ) from None
-    return answer
+    return decision
 
 
-def settled(config: Config, split: Split) -> Config:
-    """The configuration with these numbers. Raises what is told instead of them."""
-    if "usage" in split:
-        raise UsageError(split["usage"])
-    if "run" in split:
-        raise RunError(split["run"])
-    if "signal" in split:
-        raise Interrupted(split["signal"])
+def apply_decision(config: Config, decision: Decision) -> Config:
+    """Return `config` with the numbers of a decision, or raise the error that the decision holds."""
+    if "usage" in decision:
+        raise UsageError(decision["usage"])
+    if "run" in decision:
+        raise RunError(decision["run"])
+    if "signal" in decision:
+        raise Interrupted(decision["signal"])
     data = config.model_dump()
-    data["impala"] |= {key: split[key] for key in KEYS}
+    data["impala"] |= {key: decision[key] for key in KEYS}
     return build_config(data, "what node 0 chose")
 
 
-def talk(world: World, timeout_seconds: float, connection: Connection) -> None:
-    """In a process of its own: bring what node 0 has decided to all nodes, and report it on each."""
+def exchange_decision(world: World, timeout_seconds: float, connection: Connection) -> None:
+    """Carry node 0's decision through the store and report it, or an error, through `connection`.
+
+    The main function of the child process on each node.
+    """
     threading.Thread(target=end_with_parent, daemon=True).start()
     StopSignal.ignore()
     from rlcb.cluster.rendezvous import MeetingPoint
@@ -134,46 +150,50 @@ def talk(world: World, timeout_seconds: float, connection: Connection) -> None:
         point = MeetingPoint(world, timeout_seconds)
         point.agree_on_start("nodes", world.node_rank, world.num_nodes, lambda: None)
         store = point.connect()
-        patience = point.patience + START_SECONDS  # for node 0 to measure
+        patience = point.patience + START_SECONDS  # node 0 measures first
         if world.node_rank == 0:
-            connection.send(announce(store, connection.recv(), world.num_nodes - 1, patience))
+            connection.send(publish(store, connection.recv(), world.num_nodes - 1, patience))
         else:
-            connection.send(hear(store, world, patience))
+            connection.send(read_decision(store, world, patience))
     except UsageError as error:
         connection.send({"usage": str(error)})
     except (RunError, RuntimeError) as error:
         connection.send({"run": f"{host_name()}: {first_line(error)}"})
 
 
-def announce(store: Any, split: Split, others: int, patience: float) -> Split:
-    """On node 0: let all others read `split`."""
-    store.set("split", json.dumps(split))
+def publish(store: Any, decision: Decision, others: int, patience: float) -> Decision:
+    """On node 0, write the decision to the store and wait until the `others` have read it.
+
+    Returns the decision, or an error if they do not read it within `patience` seconds.
+    """
+    store.set("split", json.dumps(decision))
     deadline = time.monotonic() + patience
     while store.add("split/heard", 0) < others:
         if time.monotonic() > deadline:
             return {"run": f"not all of {others + 1} nodes came within {patience:g} s"}
         time.sleep(POLL_SECONDS)
-    return split
+    return decision
 
 
-def hear(store: Any, world: World, patience: float) -> Split:
-    """On another node: read what node 0 has decided; then wait until its store, unless the launcher keeps
-    it, has made room for that of the ranks. Raises what node 0 turns away all with, if it does."""
-    from rlcb.cluster.rendezvous import require_welcome
+def read_decision(store: Any, world: World, patience: float) -> Decision:
+    """On another node, wait for node 0's decision and return it, or an error after `patience` seconds.
+
+    Unless the launcher keeps the store, returns only when node 0 has closed it, so that its ranks can open
+    the next one on the same port. Raises what node 0 posts if it refuses to start.
+    """
+    from rlcb.cluster.rendezvous import raise_refusal
 
     deadline = time.monotonic() + patience
     while not store.check(["split"]):
-        require_welcome(store)
+        raise_refusal(store)
         if time.monotonic() > deadline:
             return {"run": f"node 0 did not say how many actors there are within {patience:g} s"}
         time.sleep(POLL_SECONDS)
-    split: Split = json.loads(store.get("split"))
+    decision: Decision = json.loads(store.get("split"))
     store.add("split/heard", 1)
     if not world.hosted:
-        try:
+        with contextlib.suppress(RuntimeError):  # the store is closed
             while True:
                 store.check(["split"])
                 time.sleep(POLL_SECONDS)
-        except RuntimeError:  # it is gone
-            pass
-    return split
+    return decision

@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from rlcb.cluster.communicator import ClusterCommunicator
 from rlcb.cluster.network import use_interface
 from rlcb.cluster.node_memory import share_memory
-from rlcb.cluster.rendezvous import MeetingPoint, describe_self, meet, turn_away
+from rlcb.cluster.rendezvous import MeetingPoint, join_world, post_refusal, shared_settings
 from rlcb.cluster.watchdog import Starter, Watch
 from rlcb.config.config import Config
 from rlcb.errors import EXIT_FAILED, Interrupted, PeerLost, RunError, UsageError, first_line
@@ -110,8 +110,8 @@ def run_rank(
             point = open_meeting_point(world, job.spec.config, starter)
             point.agree_on_start("ranks", world.rank, world.size, check_start)
             store = point.connect()
-            mine = describe_self(job.spec.config, job.spec.resume)
-            names = meet(store, world, mine, timeout_seconds, check_start)
+            mine = shared_settings(job.spec.config, job.spec.resume)
+            names = join_world(store, world, mine, timeout_seconds, check_start)
         watch = Watch(point.connect, world, names, timeout_seconds, starter)
     except Interrupted as interruption:  # nothing has begun
         return interruption.exit_code
@@ -119,7 +119,7 @@ def run_rank(
         why = starter.cause()
         if store is not None and why is not None:
             with contextlib.suppress(RuntimeError):  # rank 0 is gone as well
-                turn_away(store, *why)
+                post_refusal(store, *why)
         raise
     except RuntimeError as error:
         cause = first_line(error)
