@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 from rlcb.comparison.analysis import Comparison, Pair
-from rlcb.comparison.findings import findings, game_verdict, headline
+from rlcb.comparison.findings import findings, headline, rank_in_game
 from rlcb.comparison.metrics import BY_KEY, TESTED
-from rlcb.comparison.summary_sheet import sheet, winner_text
+from rlcb.comparison.summary import summary, winner_text
 from rlcb.comparison.tables import pairs_table
 from tests.comparison_run_folders import RunSet, evaluation, line, row
 
@@ -31,9 +31,9 @@ def pair_of(comparison: Comparison, metric: str) -> Pair:
 def said(comparison: Comparison, metric: str) -> str:
     """What the sheet says of one figure."""
     game = comparison.games[0]
-    judged = game_verdict(game, metric)
-    assert judged is not None
-    return winner_text(judged, [pair for pair in game.pairs if pair.metric == metric], BY_KEY[metric])
+    ranking = rank_in_game(game, metric)
+    assert ranking is not None
+    return winner_text(ranking, [pair for pair in game.pairs if pair.metric == metric], BY_KEY[metric])
 
 
 def flat(text: str) -> str:
@@ -43,9 +43,9 @@ def flat(text: str) -> str:
 class TestHeadlines:
     def test_a_winner_needs_a_test(self, study: RunSet) -> None:
         study.add_ends({"sequential": [5.0, 5.1, 5.2], "parallel": [9.0, 9.1, 9.2]})
-        judged = game_verdict(study.compare().games[0], "return_at_wall_clock")
-        assert judged is not None and judged.leader == PARALLEL and judged.won
-        assert judged.margin == pytest.approx(4.0)
+        ranking = rank_in_game(study.compare().games[0], "return_at_wall_clock")
+        assert ranking is not None and ranking.leader == PARALLEL and ranking.won
+        assert ranking.margin == pytest.approx(4.0)
         assert "PPO parallel is best" in headline(study.compare())[0]
 
     def test_overlap_is_no_winner(self, study: RunSet) -> None:
@@ -90,7 +90,7 @@ class TestMargins:
         text = "PPO sequential, ahead of PPO parallel by 2.00 [1.77, 2.23] GB (p < 0.001 against every other "
         text += "group)"
         assert said(comparison, "peak_memory_gb") == text
-        assert f"Peak memory: {text}" in flat(sheet(comparison))
+        assert f"Peak memory: {text}" in flat(summary(comparison))
         better = pair_of(comparison, "peak_memory_gb").improvement
         assert better is not None and better.mean == 1.0  # all of the first need less
 
@@ -126,7 +126,7 @@ class TestMargins:
     def test_over_games_is_of_the_mean_of_scores(self, study: RunSet) -> None:
         study.add_ends({"sequential": [6.0, 7, 8], "parallel": [7.0, 8, 9]})
         study.add_ends({"sequential": [10.0, 20, 30], "parallel": [15.0, 40, 41]}, env="procgen-starpilot-v0")
-        text = flat(sheet(study.compare()))
+        text = flat(summary(study.compare()))
         # Coinrun's means differ by 1 of 5, starpilot's by 12 of 61.5.
         margin = (1 / 5 + 12 / 61.5) / 2
         assert f"{margin:.3f}" == "0.198"
@@ -138,7 +138,7 @@ def test_every_figure_that_can_be_better_has_a_line(study: RunSet) -> None:
     for mode, end in (("sequential", 6.0), ("parallel", 7.0)):
         for seed in range(2):
             evaluation(study.add(line(5, end + seed, 1000, 100), mode=mode, seed=seed), 7, 6 + seed)
-    text = flat(sheet(study.compare(thresholds={"": 5.5})))
+    text = flat(summary(study.compare(thresholds={"": 5.5})))
     winners = text[text.index("WINNERS: coinrun") : text.index("NOT EQUAL")]
     same = {  # figures that say the same as others
         "speedup",

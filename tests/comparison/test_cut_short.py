@@ -12,8 +12,8 @@ import pytest
 
 from rlcb.comparison.exports import csv_text
 from rlcb.comparison.format import reached_text
-from rlcb.comparison.metrics import CLOCKS
-from rlcb.comparison.summary_sheet import sheet
+from rlcb.comparison.metrics import TIME_AXES
+from rlcb.comparison.summary import summary
 from rlcb.comparison.tables import results_table
 from tests.comparison_run_folders import RunSet, evaluation, line, row
 
@@ -61,7 +61,7 @@ class TestThreshold:
         (game,) = study.compare(thresholds={"": 8.0}).games
         found = game.groups[0].reached["timesteps"]
         assert (found.hits, found.n, found.median, found.stopped) == (2, 2, 400.0, 3)
-        assert reached_text(CLOCKS[0], found) == "400 timesteps (2 of 2, 3 stopped before)"
+        assert reached_text(TIME_AXES[0], found) == "400 timesteps (2 of 2, 3 stopped before)"
         mean = game.groups[0].estimates["timesteps_to_threshold"]
         assert mean is not None and (mean.mean, mean.n) == (400.0, 2)
 
@@ -74,7 +74,9 @@ class TestThreshold:
     def test_nothing_is_known_of_a_group_that_was_stopped_before_it(self, study: RunSet) -> None:
         study.add(rows([1, 2]), seed=1, status="interrupted")
         (game,) = study.compare(thresholds={"": 8.0}).games
-        assert reached_text(CLOCKS[1], game.groups[0].reached["wall_clock"]) == "not known (1 stopped before)"
+        assert (
+            reached_text(TIME_AXES[1], game.groups[0].reached["wall_clock"]) == "not known (1 stopped before)"
+        )
 
     def test_of_a_run_with_one_row_is_shown_everywhere(self, study: RunSet) -> None:
         study.add(rows([5]))  # no curve, so no area under one
@@ -82,7 +84,7 @@ class TestThreshold:
         table = {each[0].split("\n")[0]: each[1] for each in results_table(comparison.games[0]).rows}
         assert table["Timesteps to a return of 5"] == "100 timesteps (1 of 1)"
         assert table["Time to a return of 5"] == "10 seconds (1 of 1)"
-        assert "Time to a return of 5: 10 seconds" in " ".join(sheet(comparison).split())
+        assert "Time to a return of 5: 10 seconds" in " ".join(summary(comparison).split())
         run, group = csv.DictReader(io.StringIO(csv_text(comparison)))
         assert (run["timesteps_to_threshold"], group["timesteps_to_threshold_median"]) == ("100.0", "100.0")
         assert float(run["hours_to_threshold"]) == pytest.approx(10 / 3600)
@@ -124,7 +126,7 @@ class TestFiguresOfWholeRuns:
         cells = {each[0]: each[1].split("\n")[0] for each in table.rows}
         assert cells["Final reward (raw return)"] == "7.00 ± 1.41 (n=2)"
         assert "cut short" in table.note
-        assert "(n=3, seeds 1, 2, 3 (interrupted))" in sheet(comparison)
+        assert "(n=3, seeds 1, 2, 3 (interrupted))" in summary(comparison)
 
     def test_of_a_group_without_completed_runs_are_of_what_there_is(self, study: RunSet) -> None:
         study.add(line(1, 6, 1000, 100), seed=1, status="interrupted")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcb.comparison.findings import findings, game_verdict, headline
+from rlcb.comparison.findings import findings, headline, rank_in_game
 from tests.comparison_run_folders import RunSet, line, row
 
 
@@ -23,8 +23,8 @@ def test_best_is_said_among_the_groups_with_a_figure(study: RunSet) -> None:
     study.add_ends({"sequential": [5.0, 5.1, 5.2], "parallel": [9.0, 9.1, 9.2]})
     without_returns(study)
     comparison = study.compare()
-    judged = game_verdict(comparison.games[0], "return_at_timesteps")
-    assert judged is not None and judged.won and judged.missing == ("IMPALA parallel",)
+    ranking = rank_in_game(comparison.games[0], "return_at_timesteps")
+    assert ranking is not None and ranking.won and ranking.missing == ("IMPALA parallel",)
     for found in findings(comparison)[:2]:
         assert found.claim == "PPO parallel is best of the 2 groups with a figure"
         assert found.detail.endswith("; no figure for IMPALA parallel.")

@@ -21,7 +21,7 @@ from rlcb.comparison.groups import group_runs
 from rlcb.comparison.page import page
 from rlcb.comparison.runs import load_run
 from rlcb.comparison.statistics import Bootstrap
-from rlcb.comparison.summary_sheet import sheet
+from rlcb.comparison.summary import summary
 from rlcb.comparison.tables import Table, across_table
 from rlcb.comparison.text_report import layout, main_tables, markdown, report, terminal
 from rlcb.files import strict_json
@@ -140,13 +140,13 @@ class TestText:
 
 class TestSheet:
     def test_is_filled(self, comparison: Comparison) -> None:
-        text = sheet(comparison)
+        text = summary(comparison)
         assert "BENCHMARK RESULTS - [Test CPU, 2 cores]" in text and max(map(len, text.splitlines())) <= 80
         for part in ("MACHINE", "SETTINGS", "WINNERS: coinrun", "CONCLUSION", UNEQUAL):
             assert part in flat(text)
 
     def test_claims_no_winner_without_a_test(self, tmp_path: Path) -> None:
-        text = flat(sheet(analysed(tmp_path, seeds=1)))
+        text = flat(summary(analysed(tmp_path, seeds=1)))
         assert "no winner shown" in text and "is best" not in text and "is faster than" not in text
 
 

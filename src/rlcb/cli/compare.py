@@ -84,10 +84,10 @@ def run(arguments: argparse.Namespace) -> int:
     options = read_options(arguments)
     comparison = load(arguments, options)
 
-    from rlcb.comparison.summary_sheet import sheet
+    from rlcb.comparison.summary import summary
     from rlcb.comparison.text_report import terminal
 
-    filled = sheet(comparison) if arguments.template else None
+    filled = summary(comparison) if arguments.template else None
     written = write_outputs(comparison, output, filled)
     print(filled if filled is not None else terminal(comparison))
     print()

@@ -15,24 +15,24 @@ from rlcb.comparison.fairness import Difference, differences
 from rlcb.comparison.groups import Group, Part, find_baseline, parts_of
 from rlcb.comparison.metrics import (
     BY_KEY,
-    CLOCKS,
     NORMALISED,
     TESTED,
-    Reached,
+    TIME_AXES,
+    ThresholdResult,
     Window,
-    counted,
     equal_window,
-    figures_at,
-    figures_of,
-    reached,
+    metrics_at,
+    metrics_of,
     return_curve,
     threshold_of,
-    way_to,
+    threshold_result,
+    times_to_threshold,
+    used_values,
 )
 from rlcb.comparison.procgen_scores import normalise, score_range
 from rlcb.comparison.statistics import (
     Bootstrap,
-    Estimate,
+    IntervalEstimate,
     Values,
     Welch,
     estimate,
@@ -67,12 +67,12 @@ class GroupResult:
 
     group: Group
     values: dict[str, Values]
-    estimates: dict[str, Estimate | None]
+    estimates: dict[str, IntervalEstimate | None]
     normalised: dict[str, Values]
     """Procgen-normalised scores (n,) of NORMALISED; empty where no range was published."""
-    reached: dict[str, Reached]
+    reached: dict[str, ThresholdResult]
     """By clock; empty without a threshold."""
-    counted: dict[str, Values] = field(default_factory=dict)
+    used: dict[str, Values] = field(default_factory=dict)
     """As `values`, with NaN also for runs that means and tests leave out: see comparison_metrics.counted."""
 
 
@@ -86,7 +86,7 @@ class Pair(NamedTuple):
     welch: Welch | None
     p_adjusted: float | None
     """Holm's, over all pairs of the game in this figure."""
-    improvement: Estimate | None
+    improvement: IntervalEstimate | None
     """Probability that a run of the first is better than one of the second."""
 
 
@@ -105,8 +105,8 @@ class GameResult:
 class Aggregate(NamedTuple):
     """Normalised scores of a variant over games."""
 
-    iqm: Estimate
-    mean: Estimate
+    iqm: IntervalEstimate
+    mean: IntervalEstimate
 
 
 @dataclass
@@ -155,7 +155,7 @@ def compare_game(part: Part, baseline: str, options: Options) -> GameResult:
         clock.key: equal_window(
             [[(*return_curve(run, clock), run.completed) for run in group.runs] for group in groups]
         )
-        for clock in CLOCKS
+        for clock in TIME_AXES
     }
     results = [group_result(group, windows, options) for group in groups]
     base = next((result for result in results if result.group.label == baseline), None)
@@ -163,7 +163,7 @@ def compare_game(part: Part, baseline: str, options: Options) -> GameResult:
         speedup = _ratio(result, base, "average_fps", options.bootstrap)
         gain = _ratio(result, base, "timesteps_per_hour", options.bootstrap)
         result.estimates["speedup"] = speedup
-        result.estimates["efficiency_gain"] = gain and Estimate(
+        result.estimates["efficiency_gain"] = gain and IntervalEstimate(
             100 * (gain.mean - 1),
             None,
             None if gain.low is None else 100 * (gain.low - 1),
@@ -178,40 +178,42 @@ def group_result(group: Group, windows: Mapping[str, Window | None], options: Op
     threshold = threshold_of(options.thresholds, group.game)
     rows = []
     for run in group.runs:
-        at = [figures_at(run, clock, windows[clock.key]) for clock in CLOCKS]
-        rows.append({**figures_of(run), **at[0], **at[1], **way_to(run, threshold)})
+        at = [metrics_at(run, clock, windows[clock.key]) for clock in TIME_AXES]
+        rows.append({**metrics_of(run), **at[0], **at[1], **times_to_threshold(run, threshold)})
     values = {key: np.array([row[key] for row in rows]) for key in rows[0]}
-    used = {key: counted(group.runs, key, each) for key, each in values.items()}
+    used = {key: used_values(group.runs, key, each) for key, each in values.items()}
     estimates = {
         key: estimate(each, options.bootstrap, f"{group.name} | {key}") for key, each in used.items()
     }
     limits = score_range(group.env, group.runs[0].setting("env.distribution_mode"))
     normalised = {key: normalise(used[key], limits) for key in NORMALISED} if limits is not None else {}
     times = (
-        {clock.key: reached(group.runs, clock, threshold) for clock in CLOCKS}
+        {clock.key: threshold_result(group.runs, clock, threshold) for clock in TIME_AXES}
         if threshold is not None
         else {}
     )
     return GroupResult(group, values, estimates, normalised, times, used)
 
 
-def _ratio(ours: GroupResult, base: GroupResult | None, key: str, bootstrap: Bootstrap) -> Estimate | None:
+def _ratio(
+    ours: GroupResult, base: GroupResult | None, key: str, bootstrap: Bootstrap
+) -> IntervalEstimate | None:
     """Mean of a group over the mean of the baseline, with an interval for the ratio."""
     if base is None:
         return None
-    top, bottom = finite(ours.counted[key]), finite(base.counted[key])
+    top, bottom = finite(ours.used[key]), finite(base.used[key])
     if ours is base and top.size and top.mean() > 0:
-        return Estimate(1.0, None, None, None, top.size)
+        return IntervalEstimate(1.0, None, None, None, top.size)
     return ratio_estimate(top, bottom, bootstrap, f"{ours.group.name} / {base.group.name} | {key}")
 
 
 def _pairs(results: Sequence[GroupResult], metric: str, bootstrap: Bootstrap) -> list[Pair]:
     couples = list(combinations(results, 2))
-    tests = [welch(ours.counted[metric], theirs.counted[metric]) for ours, theirs in couples]
+    tests = [welch(ours.used[metric], theirs.used[metric]) for ours, theirs in couples]
     adjusted = holm([None if test is None else test.p for test in tests])
     pairs, sign = [], BY_KEY[metric].better
     for (ours, theirs), test, p in zip(couples, tests, adjusted):
-        strata = [sign * finite(each.counted[metric]) for each in (ours, theirs)]
+        strata = [sign * finite(each.used[metric]) for each in (ours, theirs)]
         counts = (strata[0].size, strata[1].size)
         labels = (ours.group.label, theirs.group.label)
         better = improvement_estimate(
@@ -272,11 +274,11 @@ def aggregate(strata: Sequence[Values], name: str, bootstrap: Bootstrap) -> Aggr
     """Interquartile mean of all runs of all games, and mean over games, resampled within each game."""
     n = sum(stratum.size for stratum in strata)
 
-    def of(statistic: str) -> Estimate:
+    def of(statistic: str) -> IntervalEstimate:
         def figure(drawn: Sequence[Values]) -> Values:
             return interquartile_mean(pooled(drawn)) if statistic == "iqm" else mean_of_means(drawn)
 
         low, high = stratified_interval(strata, figure, bootstrap, name) or (None, None)
-        return Estimate(float(figure(strata)), None, low, high, n)
+        return IntervalEstimate(float(figure(strata)), None, low, high, n)
 
     return Aggregate(of("iqm"), of("mean"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlcb.comparison.analysis import Comparison, GameResult, GroupResult
 from rlcb.comparison.groups import Group
-from rlcb.comparison.metrics import CLOCKS, Clock, return_curve
+from rlcb.comparison.metrics import TIME_AXES, TimeAxis, return_curve
 from rlcb.comparison.procgen_scores import normalise, score_range
 from rlcb.comparison.runs import Run
 from rlcb.comparison.statistics import Band, Bootstrap, Values, band, on_grid, rising, stratified_band
@@ -22,7 +22,7 @@ RAGGED = 0.1  # of the axis: at either end so much may be left undrawn where few
 SMOOTH = 11  # points that are averaged for the eye: a twentieth of the axis
 SMOOTH_SHARE = (SMOOTH - 1) / (POINTS - 1)
 SMOOTHED = ("return", "fps", "policy_loss", "cpu", "score")  # panels of noisy figures
-TIMESTEPS, WALL_CLOCK = CLOCKS
+TIMESTEPS, WALL_CLOCK = TIME_AXES
 
 
 class GroupCurve(NamedTuple):
@@ -42,20 +42,20 @@ class Panel(NamedTuple):
     key: str
     title: str
     unit: str
-    clock: Clock
+    clock: TimeAxis
     grid: Values
     curves: list[GroupCurve]
 
 
-Sampler = Callable[[Run, Clock, Values], Values]
+Sampler = Callable[[Run, TimeAxis, Values], Values]
 """A run on a grid in the clock's raw unit (timesteps or seconds)."""
 
 
-def sample_return(run: Run, clock: Clock, grid: Values) -> Values:
+def sample_return(run: Run, clock: TimeAxis, grid: Values) -> Values:
     return on_grid(*return_curve(run, clock), grid)
 
 
-def sample_timesteps(run: Run, clock: Clock, grid: Values) -> Values:
+def sample_timesteps(run: Run, clock: TimeAxis, grid: Values) -> Values:
     x, y = rising(run.series[clock.column], run.series["timesteps"])
     return (
         on_grid(np.concatenate([[0.0], x]), np.concatenate([[0.0], y]), grid)
@@ -64,7 +64,7 @@ def sample_timesteps(run: Run, clock: Clock, grid: Values) -> Values:
     )
 
 
-def sample_fps(run: Run, clock: Clock, grid: Values) -> Values:
+def sample_fps(run: Run, clock: TimeAxis, grid: Values) -> Values:
     """Timesteps of each stretch of the grid over its seconds: exact also where rows are many or few."""
     steps, seconds = (sample_timesteps(run, clock, grid), grid)
     slope = np.diff(steps) / np.diff(seconds)
@@ -74,7 +74,7 @@ def sample_fps(run: Run, clock: Clock, grid: Values) -> Values:
 def sampler_of(column: str) -> Sampler:
     """A noisy column of the rows: in a long run the mean of a fiftieth of it at a time."""
 
-    def sample(run: Run, clock: Clock, grid: Values) -> Values:
+    def sample(run: Run, clock: TimeAxis, grid: Values) -> Values:
         x, y = rising(run.series[clock.column], run.series[column])
         if not x.size:
             return on_grid(x, y, grid)
@@ -87,7 +87,7 @@ def sampler_of(column: str) -> Sampler:
     return sample
 
 
-PANELS: tuple[tuple[str, str, str, Clock, Sampler], ...] = (
+PANELS: tuple[tuple[str, str, str, TimeAxis, Sampler], ...] = (
     ("return", "Episode return", "raw return", TIMESTEPS, sample_return),
     ("return", "Episode return", "raw return", WALL_CLOCK, sample_return),
     ("timesteps", "Timesteps", "collected so far", WALL_CLOCK, sample_timesteps),
@@ -107,7 +107,7 @@ def game_panels(game: GameResult, bootstrap: Bootstrap) -> list[Panel]:
     ]
 
 
-def clock_grid(groups: Sequence[Group], clock: Clock) -> Values:
+def clock_grid(groups: Sequence[Group], clock: TimeAxis) -> Values:
     """From 0 to the end of the longest run, in the clock's raw unit."""
     columns = [run.series[clock.column] for group in groups for run in group.runs]
     end = max((float(np.nanmax(column, initial=0.0)) for column in columns), default=0.0)
@@ -120,7 +120,7 @@ def _panel(
     key: str,
     title: str,
     unit: str,
-    clock: Clock,
+    clock: TimeAxis,
     sample: Sampler,
     bootstrap: Bootstrap,
 ) -> Panel:
@@ -164,7 +164,7 @@ def common_seeds(results: Sequence[GroupResult]) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def readable(clock: Clock, grid: Values) -> Clock:
+def readable(clock: TimeAxis, grid: Values) -> TimeAxis:
     """The clock in the unit that suits its length: seconds, minutes or hours; timesteps as they are."""
     if clock.key == "timesteps":
         return clock
@@ -205,7 +205,7 @@ def score_panels(comparison: Comparison) -> list[Panel]:
     games = [game for game in comparison.games if game.game in comparison.across.games]
     labels = [result.group.label for result in games[0].groups]
     title, panels = "Procgen-normalised score", []
-    for clock in CLOCKS:
+    for clock in TIME_AXES:
         grid = clock_grid([result.group for game in games for result in game.groups], clock)
         curves = []
         for label in labels:
@@ -223,7 +223,7 @@ def score_panels(comparison: Comparison) -> list[Panel]:
     return panels
 
 
-def _scores(game: GameResult, label: str, clock: Clock, grid: Values) -> Values:
+def _scores(game: GameResult, label: str, clock: TimeAxis, grid: Values) -> Values:
     """Normalised curves of a variant in one game, (runs, P)."""
     group = next(result.group for result in game.groups if result.group.label == label)
     limits = score_range(group.env, group.runs[0].setting("env.distribution_mode"))

@@ -13,12 +13,12 @@ import numpy as np
 from rlcb.comparison.analysis import Across, Comparison, GameResult, GroupResult, Pair
 from rlcb.comparison.curves import Panel
 from rlcb.comparison.findings import headline
-from rlcb.comparison.groups import settings_of
+from rlcb.comparison.groups import variant_settings
 from rlcb.comparison.methods import methods
-from rlcb.comparison.metrics import CLOCKS, METRICS, NORMALISED, TO_THRESHOLD
+from rlcb.comparison.metrics import METRICS, NORMALISED, TIME_AXES, TO_THRESHOLD
 from rlcb.comparison.procgen_scores import NORMALISATION, REFERENCE_CITATION, REFERENCE_NOTE, score_range
 from rlcb.comparison.reference import references
-from rlcb.comparison.statistics import CONFIDENCE, Estimate, Values, finite
+from rlcb.comparison.statistics import CONFIDENCE, IntervalEstimate, Values, finite
 from rlcb.comparison.tables import phase_shares
 from rlcb.files import strict_json
 
@@ -61,7 +61,7 @@ def _game(game: GameResult, panels: list[Panel]) -> dict[str, Any]:
         "game": game.game,
         "equal": {
             clock.key: None if (window := game.windows[clock.key]) is None else window._asdict()
-            for clock in CLOCKS
+            for clock in TIME_AXES
         },
         "groups": [_group(result) for result in game.groups],
         "pairs": [_pair(pair) for pair in game.pairs],
@@ -80,7 +80,7 @@ def _group(result: GroupResult) -> dict[str, Any]:
         "normalised": {key: _numbers(values) for key, values in result.normalised.items()},
         "threshold": {key: each._asdict() for key, each in result.reached.items()},
         "time_breakdown": phase_shares(result),
-        "settings": settings_of(result.group.runs[0]),
+        "settings": variant_settings(result.group.runs[0]),
         "runs": [
             {
                 "path": str(run.path),
@@ -100,7 +100,7 @@ def _numbers(values: Values) -> list[float | None]:
     return [float(value) if np.isfinite(value) else None for value in values]
 
 
-def _estimate(found: Estimate | None) -> dict[str, Any] | None:
+def _estimate(found: IntervalEstimate | None) -> dict[str, Any] | None:
     if found is None:
         return None
     interval = None if found.low is None else [found.low, found.high]

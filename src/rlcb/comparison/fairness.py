@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from rlcb.comparison.folders import Logged, logged
-from rlcb.comparison.groups import APART, Group, game_name, parts_of, settings_of
+from rlcb.comparison.groups import APART, Group, game_name, parts_of, variant_settings
 from rlcb.comparison.runs import Run, as_number, dig
 from rlcb.processes.machine_load import BUSY_PERCENT
 from rlcb.text import counted
@@ -107,7 +107,7 @@ def _games(groups: Sequence[Group]) -> Iterator[Difference]:
 
 def _settings(groups: Sequence[Group]) -> Iterator[Difference]:
     """Levels, network, environments and hyperparameters, in that order."""
-    configs = {id(run): settings_of(run) for group in groups for run in group.runs}
+    configs = {id(run): variant_settings(run) for group in groups for run in group.runs}
     keys = dict.fromkeys(key for config in configs.values() for key in config if key not in APART)
     found: dict[str, list[str]] = {}
     for key in keys:

@@ -10,15 +10,15 @@ import numpy as np
 
 from rlcb.comparison.analysis import Comparison, GameResult, Pair
 from rlcb.comparison.format import p_text, window_text, with_interval
-from rlcb.comparison.metrics import BY_KEY, CLOCKS
-from rlcb.comparison.statistics import ENOUGH, Estimate, rising
+from rlcb.comparison.metrics import BY_KEY, TIME_AXES
+from rlcb.comparison.statistics import ENOUGH, IntervalEstimate, rising
 from rlcb.rl.statistics import WINDOW
 
 SIGNIFICANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Ranking:
     """The best mean of one figure, and whom it is shown to beat."""
 
     metric: str
@@ -43,9 +43,9 @@ class Verdict:
         return bool(self.beaten) and not self.open and not self.untested
 
 
-def verdict(
+def rank(
     metric: str, means: dict[str, float], pairs: Sequence[Pair], better: int = 1, labels: Sequence[str] = ()
-) -> Verdict | None:
+) -> Ranking | None:
     """The verdict on one figure; `means` by label, `pairs` of this figure, `labels` of all groups, of those
     without a mean too. None without any mean."""
     if not means:
@@ -66,23 +66,23 @@ def verdict(
     missing = tuple(label for label in labels if label not in means)
     runner_up = others[0] if others else None
     groups = (tuple(beaten), tuple(still_open), tuple(untested), tied, missing)
-    return Verdict(metric, leader, margin, runner_up, *groups)
+    return Ranking(metric, leader, margin, runner_up, *groups)
 
 
-def game_verdict(game: GameResult, metric: str) -> Verdict | None:
+def rank_in_game(game: GameResult, metric: str) -> Ranking | None:
     found = {result.group.label: result.estimates.get(metric) for result in game.groups}
     means = {label: each.mean for label, each in found.items() if each is not None}
     pairs = [pair for pair in game.pairs if pair.metric == metric]
-    return verdict(metric, means, pairs, BY_KEY[metric].better or 1, list(found))
+    return rank(metric, means, pairs, BY_KEY[metric].better or 1, list(found))
 
 
-def across_verdict(comparison: Comparison, metric: str) -> Verdict | None:
+def rank_over_games(comparison: Comparison, metric: str) -> Ranking | None:
     """On the mean over games of normalised scores, which is what the test is of."""
     if comparison.across is None:
         return None
     means = {label: each.mean.mean for label, each in comparison.across.scores[metric].items()}
     pairs = [pair for pair in comparison.across.pairs if pair.metric == metric]
-    return verdict(metric, means, pairs, labels=comparison.labels)
+    return rank(metric, means, pairs, labels=comparison.labels)
 
 
 class Finding(NamedTuple):
@@ -101,19 +101,19 @@ def findings(comparison: Comparison) -> list[Finding]:
     speed."""
     found = []
     if comparison.across is not None and len(comparison.across.games) > 1:
-        for clock in reversed(CLOCKS):
+        for clock in reversed(TIME_AXES):
             found += _over_games(comparison, f"return_at_{clock.key}", clock.title)
     for game in comparison.games:
-        for clock in reversed(CLOCKS):
+        for clock in reversed(TIME_AXES):
             metric, window = f"return_at_{clock.key}", game.windows[clock.key]
-            judged = game_verdict(game, metric)
-            if judged is None or window is None:
+            ranking = rank_in_game(game, metric)
+            if ranking is None or window is None:
                 found.append(Finding(f"{game.game}, {clock.title}", "no return can be compared", ""))
                 continue
             place = f"{game.game}, {clock.title} ({window_text(clock, window.end)})"
             estimates = {result.group.label: result.estimates[metric] for result in game.groups}
             sizes = {result.group.label: len(result.group.runs) for result in game.groups}
-            found.append(finding(place, "return", judged, estimates, sizes))
+            found.append(finding(place, "return", ranking, estimates, sizes))
     return [*found, *(_speed(game, comparison.baseline) for game in comparison.games)]
 
 
@@ -123,8 +123,8 @@ def headline(comparison: Comparison) -> list[str]:
 
 
 def _over_games(comparison: Comparison, metric: str, title: str) -> list[Finding]:
-    judged = across_verdict(comparison, metric)
-    if judged is None or comparison.across is None:
+    ranking = rank_over_games(comparison, metric)
+    if ranking is None or comparison.across is None:
         return []
     estimates = {label: each.mean for label, each in comparison.across.scores[metric].items()}
     sizes: dict[str, int] = {}
@@ -132,14 +132,14 @@ def _over_games(comparison: Comparison, metric: str, title: str) -> list[Finding
         for result in game.groups if game.game in comparison.across.games else []:
             sizes[result.group.label] = sizes.get(result.group.label, 0) + len(result.group.runs)
     place = f"Over {len(comparison.across.games)} games, {title}"
-    return [finding(place, "normalised score", judged, dict(estimates), sizes)]
+    return [finding(place, "normalised score", ranking, dict(estimates), sizes)]
 
 
 def finding(
     place: str,
     what: str,
-    judged: Verdict,
-    estimates: Mapping[str, Estimate | None],
+    ranking: Ranking,
+    estimates: Mapping[str, IntervalEstimate | None],
     sizes: Mapping[str, int],
 ) -> Finding:
     """A verdict in words, no stronger than its tests. `sizes` has the number of runs of each group, so that
@@ -153,27 +153,31 @@ def finding(
         if found is None:
             return ""
         n = f"n={found.n}" if found.n == sizes[label] else f"n={found.n} of {sizes[label]}"
-        return f"{with_interval(BY_KEY[judged.metric], found)}, {n}"
+        return f"{with_interval(BY_KEY[ranking.metric], found)}, {n}"
 
-    without = _without(judged.missing)
-    if judged.runner_up is None:
-        detail = f"Mean {what} {figure(judged.leader)}{without}."
-        return Finding(place, f"only {judged.leader} can be shown", detail)
-    if judged.tied:
-        equal = _listed([named(label) for label in (judged.leader, *judged.tied)])
+    without = _without(ranking.missing)
+    if ranking.runner_up is None:
+        detail = f"Mean {what} {figure(ranking.leader)}{without}."
+        return Finding(place, f"only {ranking.leader} can be shown", detail)
+    if ranking.tied:
+        equal = _listed([named(label) for label in (ranking.leader, *ranking.tied)])
         return Finding(place, "no winner", f"{equal} have the same mean {what}{without}.")
-    among = f" of the {len(judged.beaten) + 1} groups with a figure" if judged.missing else ""
-    claim = f"{judged.leader} is best{among}" if judged.won else f"no clear winner; {judged.leader} is ahead"
+    among = f" of the {len(ranking.beaten) + 1} groups with a figure" if ranking.missing else ""
+    claim = (
+        f"{ranking.leader} is best{among}" if ranking.won else f"no clear winner; {ranking.leader} is ahead"
+    )
     parts = []
-    if judged.beaten:
-        worst = max(p for _, p in judged.beaten)
-        parts.append(f"higher than {_listed([named(label) for label, _ in judged.beaten])} ({p_text(worst)})")
-    if judged.open:
-        parts.append(f"not distinguishable from {_listed([named(label) for label in judged.open])}")
-    if judged.untested:
-        names = _listed([named(label) for label in judged.untested])
+    if ranking.beaten:
+        worst = max(p for _, p in ranking.beaten)
+        parts.append(
+            f"higher than {_listed([named(label) for label, _ in ranking.beaten])} ({p_text(worst)})"
+        )
+    if ranking.open:
+        parts.append(f"not distinguishable from {_listed([named(label) for label in ranking.open])}")
+    if ranking.untested:
+        names = _listed([named(label) for label in ranking.untested])
         parts.append(f"no test against {names}: it takes two seeds each, and some spread")
-    return Finding(place, claim, f"Mean {what} {figure(judged.leader)}; {'; '.join(parts)}{without}.")
+    return Finding(place, claim, f"Mean {what} {figure(ranking.leader)}; {'; '.join(parts)}{without}.")
 
 
 def _without(labels: Sequence[str]) -> str:
@@ -191,7 +195,7 @@ def _speed(game: GameResult, baseline: str) -> Finding:
     place, metric = f"{game.game}, speed", BY_KEY["speedup"]
     known = [(result, each) for result in game.groups if (each := result.estimates["speedup"]) is not None]
     if not known:
-        fastest = game_verdict(game, "average_fps")
+        fastest = rank_in_game(game, "average_fps")
         claim = f"{fastest.leader} was fastest" if fastest else "not recorded"
         return Finding(place, claim, f"{baseline}, the baseline, has no figure in this game.")
     absent = [result.group.label for result in game.groups if result.estimates["speedup"] is None]
@@ -216,7 +220,7 @@ def _speed(game: GameResult, baseline: str) -> Finding:
     return Finding(place, claim, f"{detail}; not distinguishable from equal speed ({p}){without}.")
 
 
-def cautions(comparison: Comparison) -> list[str]:
+def data_warnings(comparison: Comparison) -> list[str]:
     """What a reader must not read into the figures."""
     found = _early(comparison)
     smallest = min(len(result.group.runs) for result in comparison.results)

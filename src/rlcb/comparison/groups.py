@@ -123,7 +123,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + key, value if plain else json.dumps(value, sort_keys=True)
 
 
-def settings_of(run: Run) -> dict[str, Any]:
+def variant_settings(run: Run) -> dict[str, Any]:
     """The settings that make a variant."""
     kept = {key: value for key, value in flat(run.record["config"]) if key not in APART}
     return {**kept, "algorithm": run.algorithm, "mode": run.mode}
@@ -157,7 +157,7 @@ def group_runs(runs: Sequence[tuple[int, Run]]) -> list[Group]:
     """
     variants: dict[str, list[Run]] = {}
     for _, run in sorted(runs, key=lambda pair: _order(*pair)):
-        variants.setdefault(json.dumps(sorted(settings_of(run).items()), default=str), []).append(run)
+        variants.setdefault(json.dumps(sorted(variant_settings(run).items()), default=str), []).append(run)
     parts = [part for same in variants.values() for part in _disambiguate(same)]
     labels = _labels([settings for settings, _ in parts])
     groups: dict[tuple[str, str], list[Run]] = {}
@@ -168,7 +168,7 @@ def group_runs(runs: Sequence[tuple[int, Run]]) -> list[Group]:
 
 
 def _disambiguate(runs: list[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
-    settings = settings_of(runs[0])
+    settings = variant_settings(runs[0])
     for name, facet in (("machine", machine_of), ("software", software_of)):
         seeds = [(run.env, run.seed) for run in runs]
         values = list(dict.fromkeys(map(facet, runs)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlcb.comparison.analysis import Comparison
 from rlcb.comparison.curves import RAGGED, SMOOTH_SHARE
 from rlcb.comparison.format import window_text
-from rlcb.comparison.metrics import CLOCKS
+from rlcb.comparison.metrics import TIME_AXES
 from rlcb.comparison.procgen_scores import NORMALISATION, REFERENCE_CITATION, score_range
 from rlcb.comparison.statistics import CONFIDENCE
 from rlcb.rl.statistics import WINDOW
@@ -55,7 +55,7 @@ def _windows(comparison: Comparison) -> str:
     for game in comparison.games:
         points = [
             window_text(clock, window.end)
-            for clock in CLOCKS
+            for clock in TIME_AXES
             if (window := game.windows[clock.key]) is not None
         ]
         parts.append(f"{game.game} at {' and at '.join(points) or 'no common point'}")

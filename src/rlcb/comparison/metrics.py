@@ -15,7 +15,7 @@ from rlcb.rl.statistics import WINDOW
 REWARD = "rollout/ep_reward_mean"
 
 
-class Clock(NamedTuple):
+class TimeAxis(NamedTuple):
     """What runs can be laid side by side over: the column of a row, and how it is shown."""
 
     key: str
@@ -25,9 +25,9 @@ class Clock(NamedTuple):
     scale: float
 
 
-CLOCKS = (
-    Clock("timesteps", "equal timesteps", "timesteps", "timesteps", 1.0),
-    Clock("wall_clock", "equal wall clock", "time/elapsed_seconds", "hours", 1 / 3600),
+TIME_AXES = (
+    TimeAxis("timesteps", "equal timesteps", "timesteps", "timesteps", 1.0),
+    TimeAxis("wall_clock", "equal wall clock", "time/elapsed_seconds", "hours", 1 / 3600),
 )
 
 
@@ -112,7 +112,7 @@ OF_WHOLE_RUNS = (
     "full_return",
     "generalisation_gap",
 )
-TO_THRESHOLD = {"timesteps_to_threshold": CLOCKS[0], "hours_to_threshold": CLOCKS[1]}
+TO_THRESHOLD = {"timesteps_to_threshold": TIME_AXES[0], "hours_to_threshold": TIME_AXES[1]}
 
 
 def _per_hour(run: Run) -> float:
@@ -146,12 +146,12 @@ _OF_RUN: dict[str, Callable[[Run], float]] = {
 }
 
 
-def figures_of(run: Run) -> dict[str, float]:
+def metrics_of(run: Run) -> dict[str, float]:
     """The figures that a run states of itself; NaN where it does not."""
     return {key: of(run) for key, of in _OF_RUN.items()}
 
 
-def counted(runs: Sequence[Run], key: str, values: Values) -> Values:
+def used_values(runs: Sequence[Run], key: str, values: Values) -> Values:
     """Of a figure of each run, (n,), those that means and tests are of; NaN for the others.
 
     A figure of OF_WHOLE_RUNS counts for completed runs only, unless there are none. The way to a threshold
@@ -167,7 +167,7 @@ def counted(runs: Sequence[Run], key: str, values: Values) -> Values:
     return values
 
 
-def return_curve(run: Run, clock: Clock) -> tuple[Values, Values]:
+def return_curve(run: Run, clock: TimeAxis) -> tuple[Values, Values]:
     """Mean return of the last 100 episodes over a clock, (R,) each: timesteps or seconds, raw return."""
     return rising(run.series[clock.column], run.series[REWARD])
 
@@ -199,7 +199,7 @@ def equal_window(groups: Sequence[Sequence[tuple[Values, Values, bool]]]) -> Win
     return Window(float(max(starts)), float(end)) if starts else None
 
 
-def figures_at(run: Run, clock: Clock, window: Window | None) -> dict[str, float]:
+def metrics_at(run: Run, clock: TimeAxis, window: Window | None) -> dict[str, float]:
     """Return at the end of a window and mean return over it; NaN for a run that does not reach over it."""
     at, over = math.nan, math.nan
     if window is not None:
@@ -208,7 +208,7 @@ def figures_at(run: Run, clock: Clock, window: Window | None) -> dict[str, float
     return {f"return_at_{clock.key}": at, f"area_{clock.key}": over}
 
 
-def reached_at(run: Run, clock: Clock, threshold: float) -> float:
+def time_to_threshold(run: Run, clock: TimeAxis, threshold: float) -> float:
     """Where on a clock a run first logged a mean of 100 episodes at or above a threshold; infinity if never.
 
     Means of fewer episodes do not count: the first episode alone can have the highest return there is.
@@ -219,16 +219,16 @@ def reached_at(run: Run, clock: Clock, threshold: float) -> float:
     return math.inf if index is None else float(run.series[clock.column][index])
 
 
-def way_to(run: Run, threshold: float | None) -> dict[str, float]:
+def times_to_threshold(run: Run, threshold: float | None) -> dict[str, float]:
     """What a run took to reach a threshold; NaN if it did not, or if there is none."""
     at = {
-        key: math.inf if threshold is None else reached_at(run, clock, threshold) * clock.scale
+        key: math.inf if threshold is None else time_to_threshold(run, clock, threshold) * clock.scale
         for key, clock in TO_THRESHOLD.items()
     }
     return {key: value if math.isfinite(value) else math.nan for key, value in at.items()}
 
 
-class Reached(NamedTuple):
+class ThresholdResult(NamedTuple):
     """Of `n` seeds `hits` reached the threshold; the median takes the others as later than all."""
 
     threshold: float
@@ -241,16 +241,16 @@ class Reached(NamedTuple):
     """Further seeds that were cut short before they got there: nobody knows whether they would have."""
 
 
-def reached(runs: Sequence[Run], clock: Clock, threshold: float) -> Reached:
+def threshold_result(runs: Sequence[Run], clock: TimeAxis, threshold: float) -> ThresholdResult:
     with_rows = [run for run in runs if run.series[REWARD].size]
-    at = [reached_at(run, clock, threshold) * clock.scale for run in with_rows]
+    at = [time_to_threshold(run, clock, threshold) * clock.scale for run in with_rows]
     known = sorted(value for run, value in zip(with_rows, at) if run.completed or math.isfinite(value))
     n = len(known)
     # Without numpy's median, which makes NaN of two infinities.
     middle = (known[(n - 1) // 2] + known[n // 2]) / 2 if n else math.inf
     each = tuple(value if math.isfinite(value) else None for value in at)
     median = middle if math.isfinite(middle) else None
-    return Reached(threshold, sum(map(math.isfinite, known)), n, median, each, len(at) - n)
+    return ThresholdResult(threshold, sum(map(math.isfinite, known)), n, median, each, len(at) - n)
 
 
 def threshold_of(thresholds: Mapping[str, float], game: str) -> float | None:

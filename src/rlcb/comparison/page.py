@@ -19,9 +19,9 @@ from rlcb.comparison.exports import curve_data, short
 from rlcb.comparison.fairness import HARDWARE, SOFTWARE, show, total_threads
 from rlcb.comparison.findings import findings
 from rlcb.comparison.format import window_text, with_interval
-from rlcb.comparison.groups import machine_of, settings_of
+from rlcb.comparison.groups import machine_of, variant_settings
 from rlcb.comparison.methods import methods
-from rlcb.comparison.metrics import BY_KEY, CLOCKS, Clock, Window
+from rlcb.comparison.metrics import BY_KEY, TIME_AXES, TimeAxis, Window
 from rlcb.comparison.panel import MAX_LABELS
 from rlcb.comparison.reference import Reference, reference_table, references
 from rlcb.comparison.runs import Run
@@ -35,7 +35,7 @@ from rlcb.comparison.tables import (
     results_table,
     runs_table,
 )
-from rlcb.comparison.text_report import notices
+from rlcb.comparison.text_report import all_warnings
 from rlcb.files import strict_json
 from rlcb.text import counted, tick_text
 
@@ -88,7 +88,7 @@ def page(comparison: Comparison, panels: dict[str, list[Panel]]) -> str:
             data=_embedded(json.dumps(strict_json(data), separators=(",", ":"))),
             facts=_facts(comparison),
             findings=findings(comparison),
-            warnings=notices(comparison),
+            warnings=all_warnings(comparison),
             fairness=comparison.fairness,
             sections=sections,
             few_groups=len(comparison.labels) <= MAX_LABELS,
@@ -137,7 +137,7 @@ def _game(
         "title": game.game,
         "forests": [
             forest(game, clock, window)
-            for clock in reversed(CLOCKS)
+            for clock in reversed(TIME_AXES)
             if (window := game.windows[clock.key]) is not None
         ],
         "explanation": f"Line: {mean}, noisy metrics smoothed over {SMOOTH_SHARE:.0%} of the axis; thin "
@@ -184,7 +184,7 @@ def _published_lines(reference: Reference, end: float) -> list[dict[str, Any]]:
     ]
 
 
-def forest(game: GameResult, clock: Clock, window: Window) -> dict[str, Any]:
+def forest(game: GameResult, clock: TimeAxis, window: Window) -> dict[str, Any]:
     """Return a forest plot: the return of every group at the end of `window`, as places along the axis."""
     metric = f"return_at_{clock.key}"
     shown = [values[np.isfinite(values)] for values in (result.values[metric] for result in game.groups)]
@@ -254,7 +254,7 @@ def settings_rows(comparison: Comparison) -> tuple[Rows, Rows]:
     groups: dict[str, list[Run]] = {label: [] for label in comparison.labels}
     for result in comparison.results:
         groups[result.group.label] += result.group.runs
-    settings = {run: settings_of(run) for runs in groups.values() for run in runs}
+    settings = {run: variant_settings(run) for runs in groups.values() for run in runs}
     facts |= {key: setting(key) for each in settings.values() for key in each}
     differing: Rows = []
     equal: Rows = []

@@ -10,7 +10,7 @@ from rlcb.comparison.analysis import Comparison, GameResult
 from rlcb.comparison.fairness import show
 from rlcb.comparison.format import MISSING, spread_text
 from rlcb.comparison.groups import Group
-from rlcb.comparison.metrics import BY_KEY, CLOCKS, return_curve
+from rlcb.comparison.metrics import BY_KEY, TIME_AXES, return_curve
 from rlcb.comparison.procgen_scores import (
     REFERENCE_CITATION,
     REFERENCE_NOTE,
@@ -19,7 +19,7 @@ from rlcb.comparison.procgen_scores import (
     Published,
     published,
 )
-from rlcb.comparison.statistics import Estimate, estimate, on_grid
+from rlcb.comparison.statistics import IntervalEstimate, estimate, on_grid
 from rlcb.comparison.tables import Table
 from rlcb.text import count_text
 
@@ -30,7 +30,7 @@ class Reference:
 
     game: str
     figures: Published
-    groups: dict[str, list[Estimate | None]]
+    groups: dict[str, list[IntervalEstimate | None]]
     """By label, one for each published timestep."""
     differing: list[str]
     """Settings in which the groups differ from the published runs."""
@@ -60,7 +60,7 @@ def _reference(game: GameResult, comparison: Comparison) -> Reference | None:
     for result, mode in zip(game.groups, modes):
         if mode != "easy":
             continue
-        curves = [return_curve(run, CLOCKS[0]) for run in result.group.runs]
+        curves = [return_curve(run, TIME_AXES[0]) for run in result.group.runs]
         table = np.array([on_grid(x, y, figures.timesteps) for x, y in curves])  # (runs, 8)
         name = f"{result.group.name} | reference"
         groups[result.group.label] = [estimate(at, comparison.options.bootstrap, name) for at in table.T]

@@ -34,7 +34,7 @@ class Bootstrap(NamedTuple):
         return np.random.default_rng([self.seed, zlib.crc32(name.encode())])
 
 
-class Estimate(NamedTuple):
+class IntervalEstimate(NamedTuple):
     """A figure of a group: `std` is of the sample (n - 1); it and the interval are None for one seed."""
 
     mean: float
@@ -56,7 +56,7 @@ def sample_std(values: ArrayLike) -> float | None:
     return float(array.std(ddof=1)) if array.size > 1 else None
 
 
-def estimate(values: ArrayLike, bootstrap: Bootstrap, name: str) -> Estimate | None:
+def estimate(values: ArrayLike, bootstrap: Bootstrap, name: str) -> IntervalEstimate | None:
     """Mean, sample standard deviation and bootstrap interval of the values that are finite; None without
     any."""
     array = finite(values)
@@ -65,7 +65,7 @@ def estimate(values: ArrayLike, bootstrap: Bootstrap, name: str) -> Estimate | N
     low, high = (
         stratified_interval([array], lambda strata: strata[0].mean(-1), bootstrap, name) or (None,) * 2
     )
-    return Estimate(float(array.mean()), sample_std(array), low, high, array.size)
+    return IntervalEstimate(float(array.mean()), sample_std(array), low, high, array.size)
 
 
 Statistic = Callable[[Sequence[Values]], Values]
@@ -280,16 +280,18 @@ def stratified_band(tables: Sequence[Values], bootstrap: Bootstrap, name: str) -
 ENOUGH = 5  # runs of a group below which resamples say little
 
 
-def ratio_estimate(top: Values, bottom: Values, bootstrap: Bootstrap, name: str) -> Estimate | None:
+def ratio_estimate(top: Values, bottom: Values, bootstrap: Bootstrap, name: str) -> IntervalEstimate | None:
     """Mean of `top` (m,) over the mean of `bottom` (n,), with an interval for the ratio."""
     if not top.size or not bottom.size or not bottom.mean() > 0:
         return None
     interval = stratified_interval([top, bottom], lambda s: s[0].mean(-1) / s[1].mean(-1), bootstrap, name)
     low, high = interval or (None, None)
-    return Estimate(float(top.mean() / bottom.mean()), None, low, high, min(top.size, bottom.size))
+    return IntervalEstimate(float(top.mean() / bottom.mean()), None, low, high, min(top.size, bottom.size))
 
 
-def improvement_estimate(strata: Sequence[Values], name: str, bootstrap: Bootstrap) -> Estimate | None:
+def improvement_estimate(
+    strata: Sequence[Values], name: str, bootstrap: Bootstrap
+) -> IntervalEstimate | None:
     """Probability of improvement over games; `strata` has ours and theirs of each game in turn, more being
     better.
 
@@ -303,4 +305,4 @@ def improvement_estimate(strata: Sequence[Values], name: str, bootstrap: Bootstr
     if interval is not None and interval[0] == interval[1]:
         interval = None
     low, high = interval or (None, None)
-    return Estimate(float(improvement_over_games(strata)), None, low, high, n)
+    return IntervalEstimate(float(improvement_over_games(strata)), None, low, high, n)

@@ -20,17 +20,17 @@ from rlcb.comparison.format import (
 )
 from rlcb.comparison.metrics import (
     BY_KEY,
-    CLOCKS,
     DERIVED,
     METRICS,
     OF_WHOLE_RUNS,
+    TIME_AXES,
     TO_THRESHOLD,
     Metric,
-    Reached,
+    ThresholdResult,
 )
 from rlcb.comparison.procgen_scores import NORMALISATION
 from rlcb.comparison.runs import as_number, dig
-from rlcb.comparison.statistics import ENOUGH, Estimate
+from rlcb.comparison.statistics import ENOUGH, IntervalEstimate
 from rlcb.text import counted
 
 MANY_PAIRS = 6  # beyond that texts show only those with the baseline; comparison.json has all
@@ -72,7 +72,7 @@ def results_table(game: GameResult) -> Table:
 
 def _row_name(game: GameResult, metric: Metric) -> str:
     """Title and unit; for a figure at an equal point of a clock, where that is."""
-    for clock in CLOCKS:
+    for clock in TIME_AXES:
         window = game.windows[clock.key]
         if window is not None and metric.key in (f"return_at_{clock.key}", f"area_{clock.key}"):
             start = f"{window_text(clock, window.start)} to " if metric.key.startswith("area") else ""
@@ -91,7 +91,7 @@ def _cell(metric: Metric, result: GroupResult) -> str:
     return f"{text}\n{interval}" if interval else text
 
 
-def threshold_name(metric: Metric, found: Reached) -> str:
+def threshold_name(metric: Metric, found: ThresholdResult) -> str:
     """`Time to a return of 8`."""
     return metric.title.replace("the threshold", f"a return of {found.threshold:g}")
 
@@ -181,7 +181,7 @@ def _scores_note(across: Across) -> str:
     return "; ".join([*parts, f"0 is no skill, 1 the maximum, by the ranges of {NORMALISATION}"])
 
 
-def _score_cell(found: Estimate, runs: int) -> str:
+def _score_cell(found: IntervalEstimate, runs: int) -> str:
     metric = BY_KEY["final_reward"]._replace(digits=3)
     lines = [value_text(metric, found.mean) + (f" (n={found.n})" if found.n != runs else "")]
     return "\n".join(filter(None, [*lines, interval_text(metric, found)]))

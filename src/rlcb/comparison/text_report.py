@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from rlcb.comparison.analysis import Comparison
-from rlcb.comparison.findings import cautions, headline
+from rlcb.comparison.findings import data_warnings, headline
 from rlcb.comparison.methods import methods
 from rlcb.comparison.reference import reference_table, references, without_reference
 from rlcb.comparison.tables import (
@@ -54,10 +54,10 @@ def further_tables(comparison: Comparison) -> list[Table]:
     return [table for table in [*tables, runs_table(comparison)] if table.rows]
 
 
-def notices(comparison: Comparison) -> list[str]:
+def all_warnings(comparison: Comparison) -> list[str]:
     """Cautions, and what was asked for but cannot be given."""
     absent = without_reference(comparison) if comparison.options.reference else []
-    found = cautions(comparison)
+    found = data_warnings(comparison)
     if absent:
         found.append(f"No published figures exist for {', '.join(absent)} (Procgen, easy mode only).")
     return found
@@ -74,7 +74,7 @@ def terminal(comparison: Comparison, width: int = WIDTH) -> str:
     return "\n".join(
         [
             *_title(TITLE),
-            *_bullets([*headline(comparison), *notices(comparison)]),
+            *_bullets([*headline(comparison), *all_warnings(comparison)]),
             *(line for table in main_tables(comparison) for line in ["", *layout(table, width)]),
             *_section("Not equal between these runs", unfairness(comparison)),
         ]
@@ -155,7 +155,7 @@ def markdown(comparison: Comparison, picture: str) -> str:
     """comparison.md; `picture` is the name of the plot beside it."""
     lines = ["# Comparison of runs", ""]
     lines += [f"- {_escaped(item)}" for item in headline(comparison)]
-    lines += ["", *(f"> {_escaped(item)}\n>" for item in notices(comparison))]
+    lines += ["", *(f"> {_escaped(item)}\n>" for item in all_warnings(comparison))]
     lines += ["", f"![Comparison]({picture.replace(' ', '%20')})", ""]
     lines += [
         "## Not equal between these runs",

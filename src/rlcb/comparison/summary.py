@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from rlcb.comparison.analysis import Comparison, GameResult, GroupResult, Pair
 from rlcb.comparison.fairness import by_value, show
-from rlcb.comparison.findings import Verdict, across_verdict, game_verdict, headline
+from rlcb.comparison.findings import Ranking, headline, rank_in_game, rank_over_games
 from rlcb.comparison.format import (
     MISSING,
     interval_text,
@@ -23,7 +23,7 @@ from rlcb.comparison.methods import methods
 from rlcb.comparison.metrics import BY_KEY, NORMALISED, TESTED, TO_THRESHOLD, Metric
 from rlcb.comparison.runs import Run
 from rlcb.comparison.tables import threshold_name
-from rlcb.comparison.text_report import WIDTH, notices, unfairness
+from rlcb.comparison.text_report import WIDTH, all_warnings, unfairness
 
 NAME_WIDTH = 44  # of the names on the left
 SETTINGS = (
@@ -66,7 +66,7 @@ MARGINS = (
 )
 
 
-def sheet(comparison: Comparison) -> str:
+def summary(comparison: Comparison) -> str:
     """The whole sheet, 80 columns."""
     runs = [run for result in comparison.results for run in result.group.runs]
     machines = list(dict.fromkeys(map(machine_of, runs)))
@@ -81,7 +81,7 @@ def sheet(comparison: Comparison) -> str:
         title = f"WINNERS OVER {len(comparison.across.games)} GAMES: mean of normalised scores"
         lines += ["", *_section(title, _winners_over_games(comparison))]
     lines += ["", *_section("NOT EQUAL BETWEEN THESE RUNS", _points(unfairness(comparison)))]
-    lines += ["", *_section("CONCLUSION", _points([*headline(comparison), *notices(comparison)]))]
+    lines += ["", *_section("CONCLUSION", _points([*headline(comparison), *all_warnings(comparison)]))]
     lines += ["", *_section("HOW THE FIGURES WERE MADE", _points([*methods(comparison), MARGINS]))]
     return "\n".join(lines)
 
@@ -180,56 +180,55 @@ def _time_to_threshold(result: GroupResult, key: str) -> tuple[str, str, str]:
 def _winners(game: GameResult) -> Iterator[str]:
     """For each figure that is tested who is ahead, by how much, and whether the test bears it out."""
     for key in TESTED:
-        judged = game_verdict(game, key)
-        if judged is None or len(game.groups) < 2:
+        ranking = rank_in_game(game, key)
+        if ranking is None or len(game.groups) < 2:
             continue
         pairs = [pair for pair in game.pairs if pair.metric == key]
-        yield from _field(BY_KEY[key].title, winner_text(judged, pairs, BY_KEY[key]))
+        yield from _field(BY_KEY[key].title, winner_text(ranking, pairs, BY_KEY[key]))
 
 
 def _winners_over_games(comparison: Comparison) -> Iterator[str]:
     assert comparison.across is not None
     for key in NORMALISED:
-        judged = across_verdict(comparison, key)
-        if judged is None or len(comparison.labels) < 2:
+        ranking = rank_over_games(comparison, key)
+        if ranking is None or len(comparison.labels) < 2:
             continue
         pairs = [pair for pair in comparison.across.pairs if pair.metric == key]
         metric = BY_KEY[key]._replace(unit="", digits=3)
-        yield from _field(metric.title, winner_text(judged, pairs, metric))
+        yield from _field(metric.title, winner_text(ranking, pairs, metric))
 
 
-def winner_text(judged: Verdict, pairs: Sequence[Pair], metric: Metric) -> str:
+def winner_text(ranking: Ranking, pairs: Sequence[Pair], metric: Metric) -> str:
     """The verdict on a figure, with the margin; `pairs` are of this figure."""
     lacking = "did not get there with every seed" if metric.key in TO_THRESHOLD else "no figure"
-    others = f"; {lacking}: {', '.join(judged.missing)}" if judged.missing else ""
-    if judged.runner_up is None:
-        return f"no winner: {judged.leader} stands alone{others}"
-    if judged.tied:
-        return f"no winner: {', '.join([judged.leader, *judged.tied])} are equal{others}"
-    margin = [value_text(metric, judged.margin), margin_interval(judged, pairs, metric), metric.unit]
-    ahead = f"ahead of {judged.runner_up} by {' '.join(filter(None, margin))}"
-    if judged.won:
-        against = "the others" if judged.missing else "every other group"
-        return (
-            f"{judged.leader}, {ahead} ({p_text(max(p for _, p in judged.beaten))} against {against}){others}"
-        )
+    others = f"; {lacking}: {', '.join(ranking.missing)}" if ranking.missing else ""
+    if ranking.runner_up is None:
+        return f"no winner: {ranking.leader} stands alone{others}"
+    if ranking.tied:
+        return f"no winner: {', '.join([ranking.leader, *ranking.tied])} are equal{others}"
+    margin = [value_text(metric, ranking.margin), margin_interval(ranking, pairs, metric), metric.unit]
+    ahead = f"ahead of {ranking.runner_up} by {' '.join(filter(None, margin))}"
+    if ranking.won:
+        against = "the others" if ranking.missing else "every other group"
+        p = p_text(max(p for _, p in ranking.beaten))
+        return f"{ranking.leader}, {ahead} ({p} against {against}){others}"
     doubt = []
-    if judged.open:
-        doubt.append(f"not distinguishable from {', '.join(judged.open)}")
-    if judged.untested:
+    if ranking.open:
+        doubt.append(f"not distinguishable from {', '.join(ranking.open)}")
+    if ranking.untested:
         doubt.append(
-            f"no test against {', '.join(judged.untested)} (it takes two seeds each, and some spread)"
+            f"no test against {', '.join(ranking.untested)} (it takes two seeds each, and some spread)"
         )
-    return f"no winner shown: {judged.leader} is {ahead}, but {'; '.join(doubt)}{others}"
+    return f"no winner shown: {ranking.leader} is {ahead}, but {'; '.join(doubt)}{others}"
 
 
-def margin_interval(judged: Verdict, pairs: Sequence[Pair], metric: Metric) -> str:
+def margin_interval(ranking: Ranking, pairs: Sequence[Pair], metric: Metric) -> str:
     """Welch's 95 % interval of what the leader is better by than the next group; empty without a test."""
-    both = {judged.leader, judged.runner_up}
+    both = {ranking.leader, ranking.runner_up}
     test = next((pair for pair in pairs if {pair.ours, pair.theirs} == both and pair.welch is not None), None)
     if test is None or test.welch is None:
         return ""
     ends = [test.welch.low, test.welch.high]
-    if (test.ours == judged.leader) != (metric.better > 0):  # then the test has it the other way round
+    if (test.ours == ranking.leader) != (metric.better > 0):  # then the test has it the other way round
         ends = [-end for end in reversed(ends)]
     return f"[{value_text(metric, ends[0])}, {value_text(metric, ends[1])}]"
