@@ -1,4 +1,4 @@
-"""The communicator of a distributed run: gloo, but no wait outlasts the others."""
+"""The communicator of a distributed run: gloo, with waits that end when another rank fails."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ from rlcb.rl.communicator import Reduction
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-ROUNDING = 1e-4  # what equal updates on processors of different kinds can differ by after a hundred
-LOOK_SECONDS = 0.2  # between two looks whether the others are still there
+MAX_DIFFERENCE = 1e-4  # between parameters after 100 equal updates on different kinds of processors
+CHECK_SECONDS = 0.2  # between two checks that the other ranks are alive
 
 
 class ClusterCommunicator(GlooCommunicator):
-    """Ranks of several nodes. Its operations raise what the run ends with, in the words of `watch`."""
+    """Collective operations between the ranks of several nodes.
+
+    When a rank fails, every operation on every rank raises the same shutdown reason, which `watch` finds:
+    PeerLost, UsageError or Interrupted.
+    """
 
     def __init__(self, store: Any, world: World, config: ClusterConfig, watch: Watch) -> None:
+        """Connect to all other ranks, which `store` tells the addresses of each other."""
         self.rank, self.world_size = world.rank, world.size
         self.node_rank, self.num_nodes = world.node_rank, world.num_nodes
         self.names = watch.names
@@ -40,7 +45,7 @@ class ClusterCommunicator(GlooCommunicator):
         self._connect_all(store)
 
     def _connect_all(self, store: Any) -> None:
-        # To meet. Who is gone is noticed by the watch long before.
+        # For connecting only. The watch notices a failed rank long before.
         timeout = timedelta(seconds=10 * max(60.0, self.config.timeout_seconds))
         self.wait_for_peers(
             lambda: dist.init_process_group(
@@ -51,9 +56,10 @@ class ClusterCommunicator(GlooCommunicator):
         calm_network_thread()
 
     def wait_for_peers(self, function: Callable[[], T]) -> T:
-        """What a function returns that waits for others in its own way.
+        """Return the result of `function`, which waits for other ranks.
 
-        It runs in a thread, so that a rank that fails meanwhile is noticed.
+        It runs in a thread while this one checks that the other ranks are alive. Raises what `function`
+        raises, and the shutdown reason.
         """
         result: list[T] = []
         failure: list[Exception] = []
@@ -68,9 +74,9 @@ class ClusterCommunicator(GlooCommunicator):
         thread.start()
         with self.watch.waiting():
             while thread.is_alive():
-                thread.join(LOOK_SECONDS)
+                thread.join(CHECK_SECONDS)
                 self.watch.check()
-        if failure and isinstance(failure[0], RuntimeError):  # gloo's word for a closed connection
+        if failure and isinstance(failure[0], RuntimeError):  # gloo raises it for a closed connection
             raise self.watch.agree(PeerLost(first_line(failure[0]))) from failure[0]
         if failure:
             raise failure[0]
@@ -80,24 +86,25 @@ class ClusterCommunicator(GlooCommunicator):
         self.wait(self.begin(operation, *arguments, **options))
 
     def begin(self, operation: Any, *arguments: Any, **options: Any) -> Any:
-        """Begin an operation that goes on by itself; returns what `wait` waits for."""
+        """Start an operation in the background and return the handle that `wait` takes."""
         try:
             return operation(*arguments, **options, async_op=True)
         except RuntimeError as error:
             raise self.watch.agree(PeerLost(first_line(error))) from error
 
     def wait(self, work: Any) -> None:
+        """Wait until a started operation is done. Raises the shutdown reason if a rank fails."""
         with self.watch.waiting():
             while True:
                 try:
-                    work.wait(timedelta(seconds=LOOK_SECONDS))
+                    work.wait(timedelta(seconds=CHECK_SECONDS))
                     return
-                except RuntimeError:  # not yet done, or failed
+                except RuntimeError:  # not done yet, or failed
                     if work.is_completed():
                         break
                 self.watch.check()
             try:
-                work.wait()  # it may have been done just when the time was over
+                work.wait()  # it may have finished just when the time-out ended
             except RuntimeError as error:
                 raise self.watch.agree(PeerLost(first_line(error))) from error
 
@@ -107,6 +114,7 @@ class ClusterCommunicator(GlooCommunicator):
         return time_now, next((int(each) for each, count in zip(StopSignal.SIGNALS, counts) if count), 0)
 
     def gather(self, value: Any) -> list[Any] | None:
+        # Not dist.gather_object: it cannot be started in the background, so nothing could end its wait.
         content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
         sizes[self.rank] = len(content)
@@ -123,8 +131,10 @@ class ClusterCommunicator(GlooCommunicator):
         ]
 
     def once(self, make: Callable[[], T]) -> T:
-        """Only the main process calls it, which sees files that other nodes may not; a UsageError is raised
-        by all."""
+        """Call `make` on rank 0 only, which may see files that other nodes do not; return its result on all.
+
+        A UsageError that `make` raises is raised on all ranks.
+        """
         result: list[Any] = []
         if self.is_main:
             try:
@@ -142,19 +152,21 @@ class ClusterCommunicator(GlooCommunicator):
         return value  # type: ignore[no-any-return]
 
     def require_equal(self, tensor: torch.Tensor, what: str) -> None:
-        """Raise RunError if a tensor differs between ranks by more than the rounding of unlike processors.
+        """Raise RunError if `tensor` differs between ranks by more than floating-point error.
 
-        All go on with rank 0's.
+        Ranks on different kinds of processors do differ by floating-point error: all take rank 0's values.
         """
         reference = self.broadcast_(tensor.clone())
         differences = torch.zeros(self.world_size)
         differences[self.rank] = (tensor - reference).abs().max()
         largest = float(self.sum_(differences).max())
         rank = int(differences.argmax())
-        if not largest <= ROUNDING:
+        if not largest <= MAX_DIFFERENCE:
             raise RunError(f"{what} of {self.names[rank]} differ from those of rank 0 by {largest:.2g}")
         if largest and self.is_main:
-            logger.warning("%s of %s were %.1g off and are rank 0's again", what, self.names[rank], largest)
+            logger.warning(
+                "%s of %s differed by %.1g and were reset to those of rank 0", what, self.names[rank], largest
+            )
         tensor.copy_(reference)
 
     def reduction(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Reduction:

@@ -1,7 +1,7 @@
-"""Ways to sum gradients over a network that is slow beside the computing.
+"""Two ways to sum gradients faster over a slow network.
 
-Compression sends each number with fewer bits. Overlap sends the gradients of the last layers, which the
-backward pass computes first, while it is still computing the others.
+Compression (`cluster.compression`) sends each number with fewer bits. Overlap (`cluster.overlap`) sends the
+gradients of the last layers, which the backward pass computes first, while it computes the others.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ import torch.distributed as dist
 
 from rlcb.rl.communicator import Communicator, Reduction
 
-BUCKET_BYTES = 1 << 20  # below it the latency of an all-reduce outweighs its transfer
+BUCKET_BYTES = 1 << 20  # in a smaller bucket, latency outweighs the transfer
 
 
 class AsyncCommunicator(Protocol):
-    """A communicator whose operations can go on while the process computes."""
+    """A communicator whose operations can be started, and awaited later: a ClusterCommunicator."""
 
-    def begin(self, operation: Any, *arguments: Any, **options: Any) -> Any: ...
+    def begin(self, operation: Any, *arguments: Any, **options: Any) -> Any:
+        """Start a torch.distributed operation and return its handle."""
 
-    def wait(self, work: Any) -> None: ...
+    def wait(self, work: Any) -> None:
+        """Wait until the operation with this handle is done."""
 
 
 class CompressedReduction(Reduction):
-    """The gradient travels, and is summed, as bfloat16: 8 bits of mantissa and the range of float32.
+    """Sums the gradient in bfloat16 (8 bits of mantissa, the range of float32), statistics in float32.
 
-    Every rank gets the same rounded sum. The statistics behind the gradient are summed exactly.
+    Every rank gets the same rounded sum.
     """
 
     def __init__(self, communicator: Communicator, sums: torch.Tensor, size: int) -> None:
+        """`sums` holds `size` numbers of the gradient, then the statistics."""
         super().__init__(communicator, sums)
         self.gradient, self.statistics = sums[:size], sums[size:]
         self.small = torch.empty(size, dtype=torch.bfloat16)
@@ -44,10 +47,10 @@ class CompressedReduction(Reduction):
 
 
 class BucketReduction(Reduction):
-    """Sums the gradient in buckets of consecutive parameters, from the last to the first, each as soon as it
-    is complete.
+    """Sums the gradient in buckets of consecutive parameters, each as soon as the backward pass completes it.
 
-    Ranks sum the same buckets in the same order whatever the order in which their gradients come.
+    All ranks sum the same buckets in the same order, last parameters first, even if their gradients are
+    computed in another order. The sums equal those of one all-reduce up to floating-point error.
     """
 
     def __init__(
@@ -57,10 +60,11 @@ class BucketReduction(Reduction):
         self.async_communicator: AsyncCommunicator = communicator
         self.compress = compression == "bf16"
         self.buckets = buckets_of([each.numel() for each in parameters])
-        """(first parameter, first number, last number + 1) of each bucket, in the order of sending."""
+        """(first parameter, start, end in `sums`) of each bucket, in the order of sending."""
         self.missing: list[int] = []
-        """How many gradients each bucket still lacks; empty when no last backward pass is on."""
+        """Gradients that each bucket still lacks; empty outside the last backward pass of a minibatch."""
         self.works: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+        """(handle, tensor that is summed, its part of `sums`) of each bucket that has been sent."""
         size = self.buckets[0][2]
         self.statistics = sums[size:]
         self._bucket_of = [
@@ -102,8 +106,11 @@ class BucketReduction(Reduction):
 
 
 def buckets_of(sizes: Sequence[int], bucket_bytes: int = BUCKET_BYTES) -> list[tuple[int, int, int]]:
-    """Buckets of consecutive parameters of `sizes` numbers, from the last to the first, none but the last
-    below `bucket_bytes`: (first parameter, first number, last number + 1)."""
+    """Divide parameters with `sizes` float32 numbers into buckets of at least `bucket_bytes`, last to first.
+
+    Returns (first parameter, start, end) of each bucket, with positions in the vector of all parameters. The
+    last bucket may be smaller.
+    """
     end = start = sum(sizes)
     buckets = []
     for index in range(len(sizes) - 1, -1, -1):

@@ -1,7 +1,7 @@
-"""Where a process stands in a distributed run: how many nodes there are, which one this is, who is the first.
+"""Find a process's place in a distributed run: its node, its rank, and the address of node 0.
 
-Told by torchrun (RANK, WORLD_SIZE, ...), by SLURM inside of an `srun` step, or by flags on each node. What is
-told twice has to agree. Nothing here loads torch.
+The place comes from torchrun (RANK, WORLD_SIZE, ...), from SLURM within an `srun` step, or from flags on each
+node. Values that are given twice must agree. Nothing here loads torch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rlcb.parallel.world import World, host_name
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
-SLURM_PORTS = range(15_000, 30_000)  # below the ports that systems hand out by themselves
-Said = tuple[str, Any]  # where a value was found, and the value; None if it was not
+SLURM_PORTS = range(15_000, 30_000)  # below the ports that operating systems assign to connections
+Source = tuple[str, Any]  # the name of a setting, flag or variable, and its value or None
 
 
 def discover(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> World:
-    """Find this process's place. Raises UsageError, with both values, if what it was told disagrees."""
+    """Return this process's place. Raises UsageError that names both values if two sources disagree."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         world = _from_torchrun(cluster, node_rank, environ)
     elif (
@@ -39,8 +39,10 @@ def discover(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str
 
 
 def as_starter(world: World) -> World:
-    """The place of a process that is no rank itself but starts all that its node has, as IMPALA wants it
-    from every launcher. Raises UsageError if there are several on a node."""
+    """Return the place of a process that is not a rank but starts all workers of its node, as for IMPALA.
+
+    Raises UsageError if the launcher has started several processes on each node.
+    """
     if world.local_rank is not None and world.num_workers > 1:
         flag = "--nproc-per-node 1" if world.launcher == "torchrun" else "--ntasks-per-node 1"
         raise UsageError(
@@ -51,9 +53,9 @@ def as_starter(world: World) -> World:
     return replace(world, num_workers=1, local_rank=None)
 
 
-def settle(*said: Said, default: Any = None) -> Any:
-    """The value that all sources which give one agree on. Raises UsageError that names two that do not."""
-    given = [(where, value) for where, value in said if value is not None]
+def settle(*sources: Source, default: Any = None) -> Any:
+    """Return the value that all sources agree on, or `default` if none has one. Raises UsageError."""
+    given = [(where, value) for where, value in sources if value is not None]
     for where, value in given[1:]:
         if value != given[0][1]:
             raise UsageError(f"{given[0][0]} = {given[0][1]} contradicts {where} = {value}")
@@ -61,7 +63,7 @@ def settle(*said: Said, default: Any = None) -> Any:
 
 
 def number(environ: Mapping[str, str], name: str) -> int | None:
-    """An environment variable that holds a whole number; None if it is not set."""
+    """Return an environment variable as a whole number, None if it is not set. Raises UsageError."""
     text = environ.get(name)
     if text is None or text == "":
         return None
@@ -77,19 +79,19 @@ def _required(environ: Mapping[str, str], name: str, known: str) -> int:
     return value
 
 
-def _master(cluster: ClusterConfig, environ: Mapping[str, str]) -> tuple[Said, Said]:
+def _master(cluster: ClusterConfig, environ: Mapping[str, str]) -> tuple[Source, Source]:
     return (
         ("cluster.master_addr", cluster.master_addr),
         ("MASTER_ADDR", environ.get("MASTER_ADDR") or None),
     )
 
 
-def _port(cluster: ClusterConfig, environ: Mapping[str, str]) -> tuple[Said, Said]:
+def _port(cluster: ClusterConfig, environ: Mapping[str, str]) -> tuple[Source, Source]:
     return ("cluster.master_port", cluster.master_port), ("MASTER_PORT", number(environ, "MASTER_PORT"))
 
 
 def _from_torchrun(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> World:
-    """One process is one rank. torchrun's agent has agreed with those of the other nodes already."""
+    """Return the place of a process that torchrun started: it is one rank."""
     size = _required(environ, "WORLD_SIZE", "RANK")
     rank, local_rank = _required(environ, "RANK", "WORLD_SIZE"), _required(environ, "LOCAL_RANK", "RANK")
     workers = settle(
@@ -125,13 +127,13 @@ def _from_torchrun(cluster: ClusterConfig, node_rank: int | None, environ: Mappi
 
 
 def _by_hand(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> bool:
-    """Whether several nodes are told by flags to a step of a single task, as in a shell inside a job."""
+    """Return whether flags give the place although SLURM variables are set, as in a shell within a job."""
     single = number(environ, "SLURM_STEP_NUM_TASKS") == 1
     return single and node_rank is not None and cluster.num_nodes is not None and cluster.num_nodes > 1
 
 
 def _from_slurm(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> World:
-    """A step of one task for each node, which starts the node's workers, or of one task for each worker."""
+    """Return the place of an srun task: one per node, which starts the node's workers, or one per worker."""
     tasks = _required(environ, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
     nodes = settle(
         ("cluster.num_nodes", cluster.num_nodes),
@@ -164,6 +166,7 @@ def _from_slurm(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[
 
 
 def _first_host(nodes: int, environ: Mapping[str, str]) -> str:
+    """Return the name of the first node of this srun step. Raises UsageError."""
     if nodes == 1:
         return LOOPBACK
     command = ["scontrol", "show", "hostnames", environ.get("SLURM_STEP_NODELIST", "")]
@@ -175,11 +178,11 @@ def _first_host(nodes: int, environ: Mapping[str, str]) -> str:
 
 
 def _from_flags(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> World:
-    """One process for each node, started by hand."""
+    """Return the place of a process that was started by hand, one per node."""
     allocated = number(environ, "SLURM_JOB_NUM_NODES") or 1
     if cluster.num_nodes is None and allocated > 1:
         raise UsageError(
-            f"this is one process outside of srun in a SLURM job of {allocated} nodes: start it with srun, "
+            f"this is one process outside srun in a SLURM job of {allocated} nodes: start it with srun, "
             "or give --num-nodes, --node-rank and --master-addr"
         )
     nodes = cluster.num_nodes or 1
@@ -199,7 +202,7 @@ def _from_flags(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[
 
 
 def resolve(host: str) -> str:
-    """The IPv4 or IPv6 address of a host. Raises UsageError."""
+    """Return the IPv4 or IPv6 address of a host. Raises UsageError."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -207,13 +210,14 @@ def resolve(host: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
+    """Return whether an IPv4 or IPv6 address is only reachable from its own host."""
     return address.startswith("127.") or address == "::1"
 
 
 def _refuse_loopback(world: World) -> None:
-    own = (host_name(), socket.gethostname())
-    # Debian has a host's own name mean 127.0.1.1, on that host alone.
-    if world.node_rank == 0 and world.master_addr in own:
+    """Raise UsageError if other nodes cannot reach the master's address."""
+    # On Debian a host resolves its own name to 127.0.1.1, other hosts do not.
+    if world.node_rank == 0 and world.master_addr in (host_name(), socket.gethostname()):
         return
     if is_loopback(resolve(world.master_addr)):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Which network interface the ranks talk over, and whether this node is where the master is to be."""
+"""Checks before ranks connect: the network interface, the address and port of rank 0, open files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlcb.errors import UsageError
 from rlcb.parallel.world import World, host_name
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
-OTHER_FILES = 200  # of a process, beside its connections: libraries, metrics, pipes, environments
+OTHER_FILES = 200  # open files of a process besides connections: libraries, metrics, pipes, environments
 
 
 def addresses() -> dict[str, list[str]]:
-    """Interface -> its IPv4 and IPv6 addresses."""
+    """Return the IPv4 and IPv6 addresses of this host by interface name."""
     families = (socket.AF_INET, socket.AF_INET6)
     return {
         name: [each.address.split("%")[0] for each in found if each.family in families]
@@ -27,9 +27,10 @@ def addresses() -> dict[str, list[str]]:
 
 
 def use_interface(world: World, wanted: str | None) -> str:
-    """Have gloo talk over `wanted`, or over GLOO_SOCKET_IFNAME, or over what reaches the master; returns it.
+    """Choose the network interface that gloo uses, set GLOO_SOCKET_IFNAME, and return the name.
 
-    Raises UsageError if they disagree, or if there is no such interface.
+    The choice is `wanted`, else GLOO_SOCKET_IFNAME, else the interface that reaches the master. Raises
+    UsageError if the first two differ or this host has no such interface.
     """
     set_outside = os.environ.get(VARIABLE) or None
     if wanted is not None and set_outside is not None and wanted != set_outside:
@@ -48,11 +49,15 @@ def use_interface(world: World, wanted: str | None) -> str:
 
 
 def _towards_master(world: World, known: dict[str, list[str]]) -> str:
+    """Return the interface whose address reaches the master, or the only one besides loopback.
+
+    Raises UsageError.
+    """
     master = resolve(world.master_addr)
-    own = _source_address(master)
-    if world.num_nodes == 1 or not is_loopback(own):
+    source = _source_address(master)
+    if world.num_nodes == 1 or not is_loopback(source):
         for name, found in known.items():
-            if own in found:
+            if source in found:
                 return name
     outside = [name for name, found in known.items() if found and not is_loopback(found[0])]
     if len(outside) == 1:
@@ -64,7 +69,7 @@ def _towards_master(world: World, known: dict[str, list[str]]) -> str:
 
 
 def _source_address(destination: str) -> str:
-    """The address that packets to `destination` come from. Nothing is sent."""
+    """Return the address that packets to `destination` would come from. Nothing is sent."""
     family = socket.AF_INET6 if ":" in destination else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -77,9 +82,10 @@ def _source_address(destination: str) -> str:
 
 
 def require_place(world: World, wanted: str | None) -> None:
-    """Raise UsageError if this process could not meet the others where `world` says; nothing is loaded yet.
+    """Choose gloo's interface, and raise UsageError if rank 0 cannot open its store on this host.
 
-    `wanted` is the interface to talk over. Gloo, in this process and those that it starts, is told.
+    Called before torch is loaded. `wanted` is the interface that the settings name, or None. Processes that
+    this one starts use the same interface.
     """
     use_interface(world, wanted)
     if world.rank == 0 and not world.hosted:
@@ -88,11 +94,11 @@ def require_place(world: World, wanted: str | None) -> None:
 
 
 def require_free_port(world: World) -> None:
-    """Raise UsageError if another program listens on the port of the store."""
+    """Raise UsageError if another program uses the port of the store."""
     with contextlib.closing(socket.socket()) as probe:
         probe.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # connections of an earlier run may linger
+        )  # the port may still have closed connections of an earlier run
         try:
             probe.bind(("", world.master_port or 0))
         except OSError as error:
@@ -103,7 +109,7 @@ def require_free_port(world: World) -> None:
 
 
 def require_own_address(world: World) -> None:
-    """Raise UsageError unless the master's address is one of this node's, which is to be the first."""
+    """Raise UsageError unless the master's address belongs to this host, which is node 0."""
     if world.num_nodes == 1:
         return
     master = resolve(world.master_addr)
@@ -112,28 +118,30 @@ def require_own_address(world: World) -> None:
         try:
             probe.bind((master, 0))
         except OSError:
-            own = [each for found in addresses().values() for each in found if ":" not in each]
+            here = [each for found in addresses().values() for each in found if ":" not in each]
             raise UsageError(
                 f"node 0 must be cluster.master_addr = {world.master_addr} ({master}), but this is "
-                f"{host_name()} ({', '.join(own)}); --node-rank is 0 there alone"
+                f"{host_name()} ({', '.join(here)}); only that host has --node-rank 0"
             ) from None
 
 
 def files_needed(world: World) -> int:
-    """Files that this process has open at most: a connection of gloo to each rank, and on rank 0, if it keeps
-    the store, three more of each."""
+    """Return how many files this process opens at most.
+
+    Gloo opens one connection to each rank. A rank 0 that keeps the store has three more from each rank.
+    """
     return (4 if world.rank == 0 and not world.hosted else 1) * world.size + OTHER_FILES
 
 
 def raise_file_limit(world: World) -> None:
-    """Let this process have as many files open as it needs, or as the system allows."""
+    """Raise this process's limit of open files to what it needs, or as far as the system allows."""
     needed, (soft, hard) = files_needed(world), resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard == resource.RLIM_INFINITY else hard, hard))
 
 
 def too_few_files(world: World) -> str | None:
-    """What is wrong if this process may not have as many files open as it needs."""
+    """Return the error message if this process may not open as many files as it needs, else None."""
     needed, (soft, _) = files_needed(world), resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None

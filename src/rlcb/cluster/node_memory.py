@@ -1,4 +1,7 @@
-"""Memory that the ranks of a node share when each was started on its own: a local socket passes it on."""
+"""Shared memory between ranks of a node that the launcher started separately.
+
+The node's first rank opens the memory and passes its file descriptor to the others through a local socket.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,9 @@ POLL_SECONDS = 0.2
 
 
 def share_memory(store: Any, world: World, config: ParallelConfig, size: int, watch: Watch) -> Any:
-    """Memory of `size` bytes: the node's first rank opens it, the others are handed its descriptor.
+    """Return `size` bytes that all ranks of this node share. Every rank of the run calls it.
 
-    To be called by all ranks. Raises UsageError if there is not enough, and whatever the run ends with if a
-    rank does not come.
+    Raises UsageError if the node has not enough memory, and the shutdown reason if a rank fails.
     """
     key = f"memory/{world.node_rank}"
     if world.local_rank == 0:
@@ -39,8 +41,9 @@ def share_memory(store: Any, world: World, config: ParallelConfig, size: int, wa
 
 
 def _hand_out(store: Any, key: str, descriptor: int, count: int, watch: Watch) -> None:
+    """Serve `descriptor` to `count` ranks of this node; `key` of the store tells them the socket's path."""
     with (
-        tempfile.TemporaryDirectory() as folder,  # which only this user may enter
+        tempfile.TemporaryDirectory() as folder,  # readable only for this user
         contextlib.closing(socket.socket(socket.AF_UNIX)) as server,
         watch.waiting(),
     ):
@@ -61,6 +64,7 @@ def _hand_out(store: Any, key: str, descriptor: int, count: int, watch: Watch) -
 
 
 def _fetch(path: str) -> int:
+    """Return the file descriptor that the node's first rank serves at `path`. Raises RunError."""
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as peer:
         try:
             peer.connect(path)
