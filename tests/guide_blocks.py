@@ -18,7 +18,13 @@ GUIDES = tuple(
         "docs/reference.md",
         "docs/benchmarking.md",
         "CONTRIBUTING.md",
+        "docs/results.md",
         "docs/scaling.md",
+        "docs/profiling.md",
+        "docs/peers.md",
+        "docs/speed.md",
+        "docs/precision.md",
+        "docs/tuning.md",
         "cluster/README.md",
     )
 )
@@ -123,7 +129,7 @@ def inline_commands(guide: Path) -> list[Command]:
     found = []
     for number, line in prose(guide):
         for span in SPAN.findall(line.replace(r"\|", "|")):
-            if re.search(r"(^|[ /])\w+\.py +-", span) or re.match(r"(make|python -m) \S", span):
+            if re.search(r"(^|[ /])\w+\.py +-", span) or re.match(r"(make|python -m|rlcb) \S", span):
                 found.append(Command(guide, number, span))
     return found
 

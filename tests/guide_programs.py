@@ -23,6 +23,17 @@ OLD_NAMES = {
     "train_timed.py": ("ppo", "sequential", True),
     "train_parallel_timed.py": ("ppo", "parallel", True),
 }
+COMMANDS = {
+    "train": "train.py",
+    "evaluate": "evaluate.py",
+    "compare": "compare_results.py",
+    "benchmark": "run_benchmark.py",
+    "plot": "plot_results.py",
+    "profile": "profile_cpu.py",
+    "quick-test": "quick_test.py",
+    "check-cluster": "rlcb.cli.check_cluster",
+}
+"""What `rlcb COMMAND` runs, by COMMAND."""
 SCRIPT = re.compile(r"train_([a-z0-9]+)_(sequential|parallel|distributed)(_timed)?\.py")
 
 
@@ -52,8 +63,10 @@ class Program:
 
 
 def program_of(words: Sequence[str], project: Path = runs.PROJECT) -> Program | None:
-    """The program that a command starts; None if it is none of the project's."""
+    """Return the program that a command starts, or None if it does not belong to the project."""
     for index, word in enumerate(words):
+        if word == "rlcb" and words[index + 1] in COMMANDS:
+            return Program(COMMANDS[words[index + 1]], tuple(words[:index]), tuple(words[index + 2 :]))
         if word.endswith(".py") and (project / word).is_file():
             return Program(word, tuple(words[:index]), tuple(words[index + 1 :]))
         if word == "-m" and words[index + 1].startswith(("rlcb.", "perf.")):
@@ -111,14 +124,16 @@ def call(name: str, flags: Sequence[str]) -> Result:
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(output),
     ):
-        source = runs.PROJECT / ("src" if name.startswith("rlcb.") else "")
-        path = source / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
+        path = runs.PROJECT / name
         patch.setattr(sys, "argv", [str(path), *flags])
         patch.setattr(os, "_exit", sys.exit)
         for module in (train, evaluate):
             patch.setattr(module, "prepare_process", lambda *_, **__: 1)
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            if name.endswith(".py"):
+                runpy.run_path(str(path), run_name="__main__")
+            else:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)

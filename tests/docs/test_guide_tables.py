@@ -23,7 +23,7 @@ REFERENCE, BENCHMARKING = PROJECT / "docs/reference.md", PROJECT / "docs/benchma
 
 
 def test_every_setting_is_in_the_guide_with_its_rule_and_default() -> None:
-    (rows_of_guide,) = guide.tables(REFERENCE, "Every key")
+    (rows_of_guide,) = guide.tables(REFERENCE, "Every setting")
     named = {
         guide.code(key): (rule, parse_yaml(guide.code(default), key))
         for key, rule, default, _ in rows_of_guide
@@ -35,7 +35,7 @@ def test_every_setting_is_in_the_guide_with_its_rule_and_default() -> None:
 
 
 def test_every_configuration_file_is_in_the_guide_with_its_sizes() -> None:
-    (rows_of_guide,) = guide.tables(REFERENCE, "Configuration files by machine")
+    (rows_of_guide,) = guide.tables(REFERENCE, "Configuration files")
     files = {path.name for path in (PROJECT / "config").glob("*.yaml") if not path.name.startswith("local_")}
     assert {guide.code(row[0]) for row in rows_of_guide} == files
     for name, _, *sizes in rows_of_guide:
@@ -54,7 +54,7 @@ def test_every_configuration_file_is_in_the_guide_with_its_sizes() -> None:
 
 
 def test_every_figure_of_comparisons_is_in_the_guide_with_its_unit() -> None:
-    rows_of_guide = guide.tables(REFERENCE, "Figures of a comparison")[-1]
+    rows_of_guide = guide.tables(REFERENCE, "Metrics of a comparison")[-1]
     named = [(guide.code(key), unit) for key, unit, _ in rows_of_guide]
     assert named == [(metric.key, metric.unit) for metric in METRICS]
 
