@@ -142,7 +142,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_every_page_is_a_guide_that_is_tested() -> None:
-    assert {path for path in guide.GUIDES if path.parent.name == "docs"} == set((PROJECT / "docs").glob("*.md"))
+    assert {path for path in guide.GUIDES if path.parent.name == "docs"} == set(
+        (PROJECT / "docs").glob("*.md")
+    )
 
 
 def fields(data: dict[str, Any], prefix: str = "") -> set[str]:
