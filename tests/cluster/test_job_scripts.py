@@ -183,7 +183,7 @@ def test_a_pbs_job_at_its_limit_is_submitted_again_with_all_that_it_was_given(tm
     pbs = Pbs(tmp_path, 'exec sleep "$LONG"', walltime="00:00:08")
     given = {
         "OUTPUT": pbs.output, "PYTHON": "/opt/my python", "REMOTE": "rsh -x", "MARGIN": 2,
-        "SCRIPT": "train_a2c_distributed.py", "FLAGS": "--set model.mlp_sizes=[8,8] --env *",
+        "SCRIPT": "train.py", "FLAGS": "--algorithm a2c --set model.mlp_sizes=[8,8] --env *",
     }  # fmt: skip
     pbs.run(143, LONG=30, **given)
     settings = pbs.output / "pbs_settings"
@@ -192,8 +192,8 @@ def test_a_pbs_job_at_its_limit_is_submitted_again_with_all_that_it_was_given(tm
         *("-A", "lab", "-q", "long", "-N", "rl-cluster", "-v", f"SETTINGS={settings}", "cluster/pbs.sh"),
     ]
     started = [
-        *("/opt/my python", "rsh -x", "train_a2c_distributed.py", "--output-dir", str(pbs.output)),
-        *("--resume", "auto", "--set", "model.mlp_sizes=[8,8]", "--env", "*"),
+        *("/opt/my python", "rsh -x", "train.py", "--output-dir", str(pbs.output)),
+        *("--resume", "auto", "--algorithm", "a2c", "--set", "model.mlp_sizes=[8,8]", "--env", "*"),
     ]
     assert pbs.started.read_text().splitlines() == started
 
