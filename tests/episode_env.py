@@ -1,4 +1,4 @@
-"""Environments whose episodes have known lengths, with CartPole's spaces, for the tests of the evaluator."""
+"""Environments with known episode lengths and CartPole's spaces, for the evaluator's tests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def length_of(seed: int) -> int:
 
 
 class EpisodeEnv(gymnasium.Env[np.ndarray, int]):
-    """One reward a step. Every episode of an environment is as long as its first seed says, or endless."""
+    """Gives reward 1 at every step. Its first seed sets the length of all episodes, unless `endless`."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - as Gymnasium declares it
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - Gymnasium declares it so
 
     def __init__(self, endless: bool = False, render_mode: str | None = None) -> None:
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
@@ -42,7 +42,7 @@ class EpisodeEnv(gymnasium.Env[np.ndarray, int]):
         return np.full(4, self.steps, np.float32), 1.0, self.steps >= self.length, False, {}
 
     def render(self) -> np.ndarray:
-        """Brighter by the step, and of an odd height."""
+        """Return a frame of odd height whose brightness is ten times the step."""
         return np.full((61, 80, 3), 10 * self.steps, np.uint8)
 
 

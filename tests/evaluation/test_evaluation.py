@@ -1,4 +1,4 @@
-"""The evaluator: which episodes count, on which levels, what it leaves, and how it refuses."""
+"""The evaluator: which episodes count, which levels it plays, what it writes, how it rejects bad input."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Result(NamedTuple):
 
 
 def train(folder: Path, *flags: str) -> Path:
-    """A run of one small update; returns its final checkpoint."""
+    """Train for one small update and return the final checkpoint."""
     arguments = [
         "--total-timesteps",
         "1",
@@ -51,7 +51,7 @@ def train(folder: Path, *flags: str) -> Path:
         "logging.tensorboard=false",
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_cli, "prepare_process", lambda *_: 1)  # this process has torch loaded
+        patch.setattr(train_cli, "prepare_process", lambda *_: 1)  # torch is already loaded in this process
         assert (
             train_cli.main("ppo", "sequential", False, [*arguments, "--output-dir", str(folder), *flags]) == 0
         )
@@ -76,7 +76,7 @@ def coinrun(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Iterator[Callable[..., Result]]:
-    """Runs the evaluator's command line in this process, its results in `tmp_path` unless told otherwise."""
+    """Run `evaluate` in this process; with `output` its results go to tmp_path/result.json."""
     monkeypatch.setattr(evaluate_cli, "prepare_process", lambda *_: 1)
     threads = torch.get_num_threads()
 
@@ -98,7 +98,7 @@ def read_strict(path: Path) -> dict[str, Any]:
 
 
 def altered(checkpoint: Path, folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
-    """A copy of a checkpoint with something changed in it."""
+    """Return a copy of a checkpoint with `change` applied to its content."""
     content = torch.load(checkpoint, weights_only=True)
     change(content)
     path = folder / "altered.pt"
@@ -118,7 +118,7 @@ def test_quotas_are_equal_shares_and_the_first_environments_take_the_rest() -> N
     assert episode_quotas(3, 3).tolist() == [1, 1, 1]
 
 
-def test_the_mean_is_that_of_the_quotas_however_short_some_episodes_are() -> None:
+def test_every_environment_plays_its_quota_however_short_its_episodes_are() -> None:
     result = evaluate(None, 10, random=True, env_id=BY_SEED, num_envs=4, seed=1)["splits"]["full"]
     seeds = seeding.environment_seeds(seeding.evaluation_seed(1, 0, STREAMS["full"]), 4)
     lengths = [length_of(seed) for seed in seeds]
@@ -128,16 +128,18 @@ def test_the_mean_is_that_of_the_quotas_however_short_some_episodes_are() -> Non
     assert result["mean_reward"] == pytest.approx(sum(expected) / 10)
     ends = sorted((length * number, length) for length in lengths for number in range(1, 11))
     first_ten = [length for _, length in ends[:10]]
-    assert sum(first_ten) / 10 < 0.8 * result["mean_reward"], "the case tells the two ways of counting apart"
+    assert sum(first_ten) / 10 < 0.8 * result["mean_reward"], (
+        "counting the first ten to end gives a different mean"
+    )
 
 
-def test_more_environments_than_episodes_are_not_made() -> None:
+def test_there_are_at_most_as_many_environments_as_episodes() -> None:
     result = evaluate(None, 3, random=True, env_id=BY_SEED, num_envs=16)
     assert result["num_envs"] == 3
     assert len(result["splits"]["full"]["rewards"]) == 3
 
 
-def test_the_policy_is_asked_only_where_an_episode_is_open_and_the_observation_changed() -> None:
+def test_the_policy_is_called_only_for_open_episodes_and_changed_observations() -> None:
     env = make_vector_env(env_config({"id": BY_SEED}), [np.random.SeedSequence(5)], 2)
     lengths = [length_of(seed) for seed in seeding.environment_seeds(np.random.SeedSequence(5), 2)]
     asked = []
@@ -158,7 +160,7 @@ def test_the_policy_is_asked_only_where_an_episode_is_open_and_the_observation_c
 
 
 def frozen(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that always shows the same observation."""
+    """Wrap `step` so that it always returns the same observation."""
 
     def wrapped(actions: np.ndarray) -> Any:
         observations, *rest = step(actions)
@@ -171,7 +173,7 @@ def test_the_step_cap_ends_endless_episodes_and_marks_them(command: Any, tmp_pat
     flags = ("--random", "--env", ENDLESS, "--num-episodes", 5, "--num-envs", 2, "--max-episode-steps", 12)
     result = command(*flags)
     assert result.code == 0
-    assert "5 episodes were ended by the cap of 12 steps" in result.out
+    assert "5 episodes were ended after 12 steps (--max-episode-steps)" in result.out
     split = read_strict(tmp_path / "result.json")["splits"]["full"]
     assert split["capped_episodes"] == 5
     assert split["capped"] == [True] * 5
@@ -181,7 +183,7 @@ def test_the_step_cap_ends_endless_episodes_and_marks_them(command: Any, tmp_pat
 @pytest.mark.parametrize(
     ("cap", "length", "capped"), [(LIMIT - 2, LIMIT - 2, 3), (LIMIT, LIMIT, 0), (99, LIMIT, 0)]
 )
-def test_the_time_limit_of_an_environment_is_no_cap(cap: int, length: int, capped: int) -> None:
+def test_an_environments_own_time_limit_does_not_count_as_capped(cap: int, length: int, capped: int) -> None:
     result = evaluate(None, 3, random=True, env_id=LIMITED, max_episode_steps=cap)["splits"]["full"]
     assert result["lengths"] == [length] * 3
     assert result["capped_episodes"] == capped
@@ -193,7 +195,7 @@ def test_procgen_episodes_are_capped_and_marked(coinrun: Path) -> None:
     assert result["capped_episodes"] == 3
 
 
-def test_a_fault_of_an_environment_is_named_with_its_step() -> None:
+def test_an_error_of_an_environment_is_reported_with_its_step() -> None:
     config = env_config({"id": fault_env.ID, "kwargs": {"fault": "nan", "at": 4}})
     env = make_vector_env(config, [np.random.SeedSequence(0)], 2)
     noise = [np.random.default_rng(i) for i in range(2)]
@@ -218,7 +220,7 @@ def test_train_and_test_levels_never_overlap(coinrun: Path) -> None:
         env.close()
     assert seen["train"] == set(COINRUN_LEVELS)
     assert min(seen["test"]) >= COINRUN_LEVELS.stop
-    assert max(seen["test"]) > 2**30, "test levels come from the whole rest of the distribution"
+    assert max(seen["test"]) > 2**30, "test levels come from all other levels"
     assert len(seen["test"]) == 320
 
 
@@ -237,7 +239,7 @@ def test_the_level_of_every_episode_is_recorded(coinrun: Path, tmp_path: Path) -
     assert all(level >= 10 for level in result["splits"]["test"]["level_of_episode"])
 
 
-def test_a_limited_set_of_levels_is_evaluated_on_both_splits_with_the_gap(
+def test_a_run_on_limited_levels_is_evaluated_on_both_splits_with_the_gap(
     coinrun: Path, command: Any, tmp_path: Path
 ) -> None:
     result = command("--checkpoint", coinrun, "--num-episodes", 2, "--max-episode-steps", 5)
@@ -252,7 +254,7 @@ def test_a_limited_set_of_levels_is_evaluated_on_both_splits_with_the_gap(
     assert content["generalisation_gap"]["mean"] == pytest.approx(means[0] - means[1])
 
 
-def test_splits_by_what_was_trained_on() -> None:
+def test_the_training_levels_decide_the_splits() -> None:
     limited = env_config({"id": "coinrun", "num_levels": 10, "start_level": 5})
     assert [split.name for split in splits_of(limited, limited, None)] == ["train", "test"]
     assert [split.name for split in splits_of(limited, limited, "test")] == ["test"]
@@ -273,7 +275,7 @@ def test_splits_by_what_was_trained_on() -> None:
         ({"num_levels": 7, "start_level": MAX_LEVEL - 7}, "the last one"),
     ],
 )
-def test_where_no_level_is_unseen_a_test_split_is_refused(settings: dict[str, Any], reason: str) -> None:
+def test_a_test_split_is_rejected_where_no_level_is_unseen(settings: dict[str, Any], reason: str) -> None:
     env = env_config({"id": "coinrun", **settings})
     assert [split.name for split in splits_of(env, env, None)] == ["full"]
     for requested in ("test", "both"):
@@ -281,9 +283,7 @@ def test_where_no_level_is_unseen_a_test_split_is_refused(settings: dict[str, An
             splits_of(env, env, requested)
 
 
-def test_another_game_keeps_the_level_numbers_and_says_that_it_is_another(
-    coinrun: Path, command: Any
-) -> None:
+def test_another_game_keeps_the_level_numbers_and_is_noted_in_the_plan(coinrun: Path, command: Any) -> None:
     flags = ("--env", "maze", "--num-episodes", 1, "--max-episode-steps", 3)
     result = command("--checkpoint", coinrun, *flags)
     assert result.code == 0
@@ -293,10 +293,12 @@ def test_another_game_keeps_the_level_numbers_and_says_that_it_is_another(
     assert evaluated_env(env_config({"id": "CartPole-v1"}), "maze").num_levels == 0
 
 
-# --- What comes out ----------------------------------------------------------------------------------------
+# --- Results ------------------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_episodes_and_another_one_others(cartpole: Path, coinrun: Path) -> None:
+def test_equal_seeds_give_equal_episodes_and_different_seeds_different_ones(
+    cartpole: Path, coinrun: Path
+) -> None:
     keys = ("rewards", "lengths", "level_of_episode")
 
     def episodes(checkpoint: Path, seed: int, **options: Any) -> list[Any]:
@@ -322,23 +324,23 @@ def test_the_random_policy_is_uniform() -> None:
     actions = random_policy(15)(np.zeros((15_000, 1)), np.random.default_rng(0).random(15_000))
     counts = np.bincount(actions, minlength=15)
     assert len(counts) == 15
-    assert ((counts - 1000) ** 2 / 1000).sum() < 36.1, "chi squared of 14 degrees of freedom, p = 0.001"
+    assert ((counts - 1000) ** 2 / 1000).sum() < 36.1, "chi-squared with 14 degrees of freedom, p = 0.001"
 
 
-def test_figures_of_a_sample() -> None:
-    figures = summarise(
+def test_the_summary_has_mean_deviation_extremes_and_confidence_interval() -> None:
+    summary = summarise(
         [PlayedEpisode(reward, 10 * int(reward), False, None) for reward in (1.0, 2.0, 3.0, 4.0)]
     )
     std = math.sqrt(5 / 3)
-    assert figures["mean_reward"] == 2.5
-    assert figures["std_reward"] == pytest.approx(std)
-    assert (figures["min_reward"], figures["max_reward"]) == (1.0, 4.0)
-    assert (figures["mean_length"], figures["std_length"]) == (25.0, pytest.approx(10 * std))
-    half = 3.182446305284263 * std / 2  # Student's t of 3 degrees of freedom at 0.975, from a table
-    assert figures["ci95_mean_reward"] == pytest.approx([2.5 - half, 2.5 + half])
+    assert summary["mean_reward"] == 2.5
+    assert summary["std_reward"] == pytest.approx(std)
+    assert (summary["min_reward"], summary["max_reward"]) == (1.0, 4.0)
+    assert (summary["mean_length"], summary["std_length"]) == (25.0, pytest.approx(10 * std))
+    half = 3.182446305284263 * std / 2  # Student's t, 3 degrees of freedom, 0.975 quantile (table)
+    assert summary["ci95_mean_reward"] == pytest.approx([2.5 - half, 2.5 + half])
 
 
-def test_one_episode_has_no_deviation(command: Any, tmp_path: Path) -> None:
+def test_one_episode_has_no_standard_deviation(command: Any, tmp_path: Path) -> None:
     result = command("--random", "--env", BY_SEED, "--num-episodes", 1)
     assert result.code == 0
     assert "± n/a" in result.out
@@ -347,7 +349,7 @@ def test_one_episode_has_no_deviation(command: Any, tmp_path: Path) -> None:
     assert split["ci95_mean_reward"] is None
 
 
-def test_the_gap_and_its_standard_error() -> None:
+def test_the_generalisation_gap_has_a_standard_error() -> None:
     train = summarise([PlayedEpisode(reward, 1, False, 0) for reward in (4.0, 6.0, 8.0)])
     test = summarise([PlayedEpisode(reward, 1, False, 9) for reward in (1.0, 3.0)])
     gap = generalisation_gap({"train": train, "test": test})
@@ -355,7 +357,7 @@ def test_the_gap_and_its_standard_error() -> None:
     assert generalisation_gap({"full": train}) is None
 
 
-def test_the_record_says_who_was_evaluated(cartpole: Path, command: Any, tmp_path: Path) -> None:
+def test_the_results_name_the_policy(cartpole: Path, command: Any, tmp_path: Path) -> None:
     result = command("--checkpoint", cartpole, "--algorithm", "ppo", "--num-episodes", 4, "--deterministic")
     assert result.code == 0
     content = read_strict(tmp_path / "result.json")
@@ -369,7 +371,9 @@ def test_the_record_says_who_was_evaluated(cartpole: Path, command: Any, tmp_pat
     assert len(content["splits"]["full"]["rewards"]) == 4
 
 
-def test_the_run_is_left_as_it_was(cartpole: Path, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluating_changes_no_file_of_the_run(
+    cartpole: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = cartpole.parent.parent
 
     def files() -> dict[str, str]:
@@ -386,7 +390,7 @@ def test_the_run_is_left_as_it_was(cartpole: Path, command: Any, monkeypatch: py
     assert names == [f"{stem}.json", f"{stem}_2.json"]
 
 
-def test_evaluations_that_end_together_keep_their_results(tmp_path: Path) -> None:
+def test_evaluations_that_end_in_the_same_second_write_separate_files(tmp_path: Path) -> None:
     results = [
         {"checkpoint": None, "env": "gym:X/Y", "algorithm": "random", "splits": {"full": {}}, "n": n}
         for n in range(12)
@@ -397,7 +401,7 @@ def test_evaluations_that_end_together_keep_their_results(tmp_path: Path) -> Non
     assert sorted(tmp_path.iterdir()) == sorted(paths)
 
 
-def test_results_go_to_the_run_or_beside_the_checkpoint() -> None:
+def test_results_go_to_the_runs_folder_or_beside_the_checkpoint() -> None:
     assert evaluate_cli.results_folder(Path("/runs/a/checkpoints/x.pt")) == Path("/runs/a/evaluation")
     assert evaluate_cli.results_folder(Path("/models/x.pt")) == Path("/models/evaluation")
     assert evaluate_cli.results_folder(None) == Path("evaluation")
@@ -431,27 +435,29 @@ def refuses(result: Result, code: int, *words: str) -> None:
         (("--checkpoint", "{cartpole}", "--device", "cuda"), ("--device",)),
         (("--checkpoint", "{cartpole}", "--video", "film.avi"), ("film.avi", ".mp4", ".gif")),
         (("--checkpoint", "{cartpole}", "--random", "--deterministic"), ("--deterministic", "--random")),
+        (("{cartpole}", "--checkpoint", "{cartpole}"), ("RUN", "--checkpoint")),
+        (("{tmp}",), ("holds 0 final checkpoints",)),
         (("--random",), ("--env",)),
         (("--random", "--env", "coinrun", "--split", "train"), ("--split train", "checkpoint")),
         (("--checkpoint", "{tmp}/missing.pt"), ("missing.pt",)),
     ],
 )
-def test_wrong_flags_are_one_line_and_code_2(
+def test_wrong_flags_give_a_one_line_error_and_code_2(
     flags: tuple[str, ...], words: tuple[str, ...], cartpole: Path, command: Any, tmp_path: Path
 ) -> None:
     result = command(*(flag.format(cartpole=cartpole, tmp=tmp_path) for flag in flags))
     refuses(result, 2, *words)
-    assert list(tmp_path.iterdir()) == [], "nothing is half-written"
+    assert list(tmp_path.iterdir()) == [], "no file is written"
 
 
-def test_files_that_are_no_checkpoint_are_refused(cartpole: Path, command: Any, tmp_path: Path) -> None:
+def test_files_that_are_not_checkpoints_are_rejected(cartpole: Path, command: Any, tmp_path: Path) -> None:
     content = cartpole.read_bytes()
     for data in (content[: len(content) // 2], b"not a checkpoint", b""):
         (tmp_path / "broken.pt").write_bytes(data)
         refuses(command("--checkpoint", tmp_path / "broken.pt"), 2, "broken.pt")
 
 
-def test_weights_that_are_not_numbers_or_of_another_network_are_refused(
+def test_weights_that_are_not_finite_or_of_another_network_are_rejected(
     cartpole: Path, command: Any, tmp_path: Path
 ) -> None:
     def spoil(content: dict[str, Any]) -> None:
@@ -464,7 +470,7 @@ def test_weights_that_are_not_numbers_or_of_another_network_are_refused(
     refuses(command("--checkpoint", altered(cartpole, tmp_path, widen)), 2, "do not fit the network")
 
 
-def test_results_that_cannot_be_written_stop_it_beforehand(
+def test_a_folder_that_cannot_be_written_is_reported_before_the_first_episode(
     cartpole: Path, command: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -482,7 +488,7 @@ def test_the_scripts_run_as_commands(cartpole: Path, tmp_path: Path) -> None:
     assert result.stderr == f"evaluate_universal.py: error: no checkpoint at {tmp_path / 'none.pt'}\n"
 
 
-# --- Watching ----------------------------------------------------------------------------------------------
+# --- Video -------------------------------------------------------------------------------------------------
 
 
 def mp4_frames(path: Path) -> np.ndarray:
@@ -494,7 +500,7 @@ def mp4_frames(path: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".gif"])
-def test_a_video_has_every_step_in_high_resolution(
+def test_a_video_shows_every_step_in_high_resolution(
     suffix: str, coinrun: Path, command: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "films" / f"film{suffix}"
@@ -503,12 +509,12 @@ def test_a_video_has_every_step_in_high_resolution(
     assert result.code == 0, result.err
     frames = mp4_frames(path) if suffix == ".mp4" else iio.imread(path)
     assert frames.shape == (16, 512, 512, 3)
-    assert frames[0].std() > 10, "the game is to be seen"
-    assert np.abs(frames[0].astype(int) - frames[-1]).mean() > 2, "the pictures move"
+    assert frames[0].std() > 10, "the game is visible"
+    assert np.abs(frames[0].astype(int) - frames[-1]).mean() > 2, "the frames differ"
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_gymnasium_environments_are_recorded_from_their_own_pictures(command: Any, tmp_path: Path) -> None:
+def test_gymnasium_environments_are_recorded_as_they_render_themselves(command: Any, tmp_path: Path) -> None:
     flags = ("--random", "--env", ENDLESS, "--num-episodes", 1, "--max-episode-steps", 10)
     result = command(*flags, "--video", tmp_path / "film.mp4", "--video-episodes", 1)
     assert result.code == 0, result.err
@@ -517,7 +523,7 @@ def test_gymnasium_environments_are_recorded_from_their_own_pictures(command: An
     assert np.allclose(frames.mean((1, 2, 3)), 10 * np.arange(10), atol=4)
 
 
-def test_an_environment_that_cannot_render_is_refused_beforehand(
+def test_an_environment_that_cannot_render_is_rejected_before_the_first_episode(
     cartpole: Path, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pygame", None)
@@ -526,7 +532,7 @@ def test_an_environment_that_cannot_render_is_refused_beforehand(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_window_without_a_display_is_refused(
+def test_a_window_is_rejected_without_a_display(
     cartpole: Path, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
@@ -550,7 +556,7 @@ def test_a_window_shows_frames_until_it_is_closed(monkeypatch: pytest.MonkeyPatc
         window.show(frame)
 
 
-def test_a_video_that_fails_leaves_no_file(tmp_path: Path) -> None:
+def test_an_incomplete_video_is_deleted(tmp_path: Path) -> None:
     recording = video.VideoFile(tmp_path / "film.mp4", fps=15)
     for _ in range(3):
         recording.show(np.zeros((32, 32, 3), np.uint8))

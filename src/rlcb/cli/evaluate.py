@@ -1,4 +1,4 @@
-"""The command line of the evaluator, and where its results go."""
+"""The command `evaluate`: parse the flags, evaluate, print and save the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VIDEO_SUFFIXES = (".mp4", ".gif")
 
 
 def positive(text: str) -> int:
-    """A count of at least 1."""
+    """Parse a whole number of at least 1."""
     number = count(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
@@ -33,59 +33,65 @@ def positive(text: str) -> int:
 
 def make_parser() -> Parser:
     parser = Parser(
-        description="Measure a trained policy, or the random one, over a number of whole episodes.",
-        epilog="The same command gives the same episodes. The run is left as it is: results are added to its "
-        "folder under evaluation/.",
+        description="Play whole episodes with a trained or a random policy and report the returns.",
+        epilog="The same command plays the same episodes. Results are added to the run's folder under "
+        "evaluation/; nothing else in it changes.",
     )
     add = parser.add_argument
-    add("--checkpoint", type=Path, metavar="FILE", help="the checkpoint to evaluate")
+    add(
+        "run",
+        nargs="?",
+        type=Path,
+        metavar="RUN",
+        help="a run's folder (its final checkpoint is evaluated) or a checkpoint file",
+    )
+    add("--checkpoint", type=Path, metavar="FILE", help="a checkpoint file, the same as RUN")
     add(
         "--random",
         action="store_true",
-        help="evaluate the uniform random policy; --checkpoint, if given, "
-        "then only names environment and levels",
+        help="take uniformly random actions; a checkpoint then only names environment and levels",
     )
     add("--algorithm", type=str.lower, metavar="NAME", help="refuse a checkpoint of another algorithm")
-    add("--env", metavar="TEXT", help="environment (default: the checkpoint's own)")
+    add("--env", metavar="ID", help="environment (default: the checkpoint's)")
     add(
         "--num-episodes",
         type=positive,
         default=100,
         metavar="N",
-        help="episodes of each split (default: 100)",
+        help="episodes on each level split (default: 100)",
     )
     add(
         "--split",
         choices=CHOICES,
-        help="levels: train (those trained on), test (unseen ones that begin right "
-        "after them) or both; default: both if training had a limited set of levels, else all",
+        help="levels: train (seen in training), test (unseen, starting right after the training levels) or "
+        "both; default: both if training had a limited set of levels, else all",
     )
     add("--deterministic", action="store_true", help="take the most probable action (default: sample)")
     add("--seed", type=count, default=0, metavar="N", help="seed of levels and actions (default: 0)")
-    add("--num-envs", type=positive, metavar="N", help="environments at once (default: at most 32)")
+    add("--num-envs", type=positive, metavar="N", help="environments that run at once (default: up to 32)")
     add(
         "--max-episode-steps",
         type=positive,
         default=10_000,
         metavar="N",
-        help="end an episode after so many steps, and say so (default: 10000)",
+        help="end longer episodes after N steps and report how many there were (default: 10000)",
     )
-    add("--num-threads", type=positive, metavar="N", help="threads (default: OMP_NUM_THREADS, or the cores)")
-    add("--device", choices=("cpu",), default="cpu", help="where it runs: cpu is all there is")
-    add_output_flags(parser)
+    add("--num-threads", type=positive, metavar="N", help="threads (default: OMP_NUM_THREADS, or all cores)")
+    add("--device", choices=("cpu",), default="cpu", help="only cpu is supported")
+    _add_output_flags(parser)
     return parser
 
 
-def add_output_flags(parser: Parser) -> None:
+def _add_output_flags(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "--output",
         type=Path,
         metavar="FILE",
-        help="JSON file of the results (default: a new one in evaluation/ of the run)",
+        help="JSON file for the results (default: a new file in the run's evaluation/)",
     )
-    add("--video", type=Path, metavar="FILE", help="then record further episodes, as .mp4 or .gif")
-    add("--render", action="store_true", help="then show further episodes in a window")
+    add("--video", type=Path, metavar="FILE", help="also record further episodes, as .mp4 or .gif")
+    add("--render", action="store_true", help="also show further episodes in a window")
     add(
         "--video-episodes",
         type=positive,
@@ -96,16 +102,23 @@ def add_output_flags(parser: Parser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run an evaluation script; returns its exit code."""
+    """Run the command with `argv` (default: sys.argv) and return its exit code."""
     return exit_code(lambda: run(make_parser().parse_args(argv)))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate as the flags say. Raises UsageError or RunError, before the evaluation wherever possible."""
+    """Evaluate, print and save the results; return 0.
+
+    Raises UsageError or RunError, wherever possible before the first episode.
+    """
     if arguments.video is not None and arguments.video.suffix.lower() not in VIDEO_SUFFIXES:
         raise UsageError(f"--video {arguments.video}: the name must end in {' or '.join(VIDEO_SUFFIXES)}")
     if arguments.output is not None and arguments.output.suffix != ".json":
         raise UsageError(f"--output {arguments.output}: the name must end in .json")
+    if arguments.run is not None:
+        if arguments.checkpoint is not None:
+            raise UsageError(f"RUN {arguments.run} and --checkpoint {arguments.checkpoint}: give one of them")
+        arguments.checkpoint = checkpoint_of(arguments.run)
     num_threads = prepare_process(arguments.num_threads)  # before torch is loaded
     from rlcb.cpu import set_torch_threads
     from rlcb.evaluation.evaluation import Evaluation, Plan
@@ -127,9 +140,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     )
     folder = arguments.output.parent if arguments.output is not None else results_folder(arguments.checkpoint)
-    watch = prepare_screening(evaluation, arguments)
-    for place in (folder, *([arguments.video.parent] if arguments.video is not None else [])):
-        require_writable(place)
+    screen = prepare_screening(evaluation, arguments)
+    for target in (folder, *([arguments.video.parent] if arguments.video is not None else [])):
+        require_writable(target)
     print_plan(evaluation)
     progress = EpisodeProgress(evaluation.plan.episodes * len(evaluation.splits))
     try:
@@ -139,12 +152,28 @@ def run(arguments: argparse.Namespace) -> int:
     path = save_result(result, folder, arguments.output)
     print_result(result)
     print(f"\nResults: {path}", flush=True)
-    watch()
+    screen()
     return 0
 
 
+def checkpoint_of(run: Path) -> Path:
+    """Return the final checkpoint of a run's folder; any other path is taken as a checkpoint file.
+
+    Raises UsageError if the folder does not hold exactly one final checkpoint.
+    """
+    if not run.is_dir():
+        return run
+    found = sorted(run.glob("checkpoints/*_final.pt"))
+    if len(found) != 1:
+        raise UsageError(f"{run} holds {len(found)} final checkpoints (checkpoints/*_final.pt), expected one")
+    return found[0]
+
+
 def results_folder(checkpoint: Path | None) -> Path:
-    """evaluation/ in the run's folder; beside a checkpoint that lies in no run; here without a checkpoint."""
+    """Return the folder for results: evaluation/ in the run's folder.
+
+    A checkpoint outside of a run gets evaluation/ beside it; without a checkpoint it is ./evaluation.
+    """
     if checkpoint is None:
         return Path("evaluation")
     folder = checkpoint.absolute().parent
@@ -152,7 +181,7 @@ def results_folder(checkpoint: Path | None) -> Path:
 
 
 def require_writable(folder: Path) -> None:
-    """Make a folder and raise RunError if nothing can be written there."""
+    """Create a folder if necessary. Raises RunError if no file can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -162,7 +191,7 @@ def require_writable(folder: Path) -> None:
 
 
 def save_result(result: dict[str, Any], folder: Path, path: Path | None = None) -> Path:
-    """Write a result to `path`, or under a new name in `folder`; returns where it is. Raises RunError."""
+    """Write a result to `path`, or to a new file in `folder`, and return its path. Raises RunError."""
     try:
         if path is not None:
             write_json(path, result)
@@ -178,13 +207,13 @@ def save_result(result: dict[str, Any], folder: Path, path: Path | None = None) 
 
 
 def _write_under_new_name(folder: Path, stem: str, result: dict[str, Any]) -> Path:
-    """Evaluations that end in the same second get numbers behind their names."""
+    """Write `<stem>.json` in `folder`; if it exists, `<stem>_2.json` and so on. Returns the path."""
     number = 1
     while True:
         path = folder / f"{stem}{f'_{number}' if number > 1 else ''}.json"
-        claim = path.with_name(f".{path.name}.claim")
+        claim = path.with_name(f".{path.name}.claim")  # keeps other processes from the same name
         try:
-            claim.touch(exist_ok=False)  # held by one process only, and only while it writes
+            claim.touch(exist_ok=False)
         except FileExistsError:
             number += 1
             continue
@@ -198,7 +227,10 @@ def _write_under_new_name(folder: Path, stem: str, result: dict[str, Any]) -> Pa
 
 
 def prepare_screening(evaluation: Evaluation, arguments: argparse.Namespace) -> Callable[[], None]:
-    """What shows or records episodes when it is called. Raises UsageError if that is impossible here."""
+    """Return a function that records or shows further episodes, or does nothing without --video and --render.
+
+    Raises UsageError if this machine cannot record or show them.
+    """
     if arguments.video is None and not arguments.render:
         return lambda: None
     from rlcb.evaluation.video import Screening, VideoFile, Viewer, Window, require_display
@@ -212,14 +244,11 @@ def prepare_screening(evaluation: Evaluation, arguments: argparse.Namespace) -> 
     if arguments.render:
         viewers.append(Window(evaluation.env.id, screening.fps))
 
-    def watch() -> None:
-        print(
-            f"\nPlaying {arguments.video_episodes} more episodes to watch, on {screening.split.text}",
-            flush=True,
-        )
+    def screen() -> None:
+        print(f"\nPlaying {arguments.video_episodes} further episodes on {screening.split.text}", flush=True)
         for number, episode in enumerate(screening.show(viewers, arguments.video_episodes), 1):
             print(f"episode {number}: return {episode.reward:.2f}, {episode.length} steps")
         if arguments.video is not None:
             print(f"Video: {arguments.video}")
 
-    return watch
+    return screen

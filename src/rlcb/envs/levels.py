@@ -16,7 +16,7 @@ CHOICES = ("train", "test", "both")
 
 
 @dataclass(frozen=True)
-class Split:
+class LevelSplit:
     """A set of levels under a name; `first` and `last` are None where levels have no numbers."""
 
     name: str
@@ -67,7 +67,7 @@ def evaluated_env(trained: EnvConfig | None, env_id: str | None) -> EnvConfig:
     return env_config({"id": env_id, "num_levels": 0})
 
 
-def splits_of(trained: EnvConfig | None, env: EnvConfig, requested: str | None) -> list[Split]:
+def splits_of(trained: EnvConfig | None, env: EnvConfig, requested: str | None) -> list[LevelSplit]:
     """The splits to evaluate: `requested` (train, test or both), by default both if training had a limited
     set of levels, else the full distribution.
 
@@ -79,7 +79,7 @@ def splits_of(trained: EnvConfig | None, env: EnvConfig, requested: str | None) 
             raise UsageError(
                 f"--split {requested}: {env.id} has no numbered levels, only Procgen has; leave out --split"
             )
-        return [Split("full", env, None, None, "the one distribution of this environment")]
+        return [LevelSplit("full", env, None, None, "the one distribution of this environment")]
     if trained is None or procgen_game(trained.id) is None:
         if requested is not None:
             who = "without a checkpoint there are" if trained is None else f"a checkpoint of {trained.id} has"
@@ -109,11 +109,11 @@ def _why_no_test_levels(env: EnvConfig) -> str | None:
     return None
 
 
-def _split(name: str, env: EnvConfig) -> Split:
+def _split(name: str, env: EnvConfig) -> LevelSplit:
     if env.distribution_mode == "exploration":
-        return Split(name, env, None, None, describe_levels(env))
+        return LevelSplit(name, env, None, None, describe_levels(env))
     last = env.start_level + env.num_levels - 1 if env.num_levels else MAX_LEVEL - 1
     text = describe_levels(env)
     if env.procgen.use_sequential_levels:
         text = f"episodes that begin in {text} and go on into others"
-    return Split(name, env, env.start_level, last, text)
+    return LevelSplit(name, env, env.start_level, last, text)

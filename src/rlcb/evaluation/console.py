@@ -1,4 +1,4 @@
-"""What an evaluation prints: the plan, progress over the episodes, the figures."""
+"""Print an evaluation: its plan, its progress, its results."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rlcb.evaluation.evaluation import Evaluation
 
 LINE_SECONDS = 10.0
-SPLIT_NOTES = {"train": " (trained on)", "test": " (unseen: none of them trained on)", "full": ""}
+SPLIT_NOTES = {"train": " (trained on)", "test": " (unseen in training)", "full": ""}
 
 
 class EpisodeProgress:
-    """A bar over the episodes on a terminal, else a line every ten seconds."""
+    """Shows how many episodes are finished: a bar on a terminal, else a line every ten seconds."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
@@ -28,7 +28,7 @@ class EpisodeProgress:
         self._bar = tqdm(total=total, unit="episode", dynamic_ncols=True) if sys.stderr.isatty() else None
 
     def advance(self) -> None:
-        """One more episode is finished."""
+        """Count one more finished episode."""
         self.done += 1
         if self._bar is not None:
             self._bar.update()
@@ -42,7 +42,7 @@ class EpisodeProgress:
 
 
 def print_plan(evaluation: Evaluation) -> None:
-    """Print who plays what, and which levels."""
+    """Print the policy, the environment, the levels and the number of episodes."""
     plan, env, checkpoint = evaluation.plan, evaluation.env, evaluation.checkpoint
     actions = "the most probable action" if plan.deterministic else "actions sampled from the policy"
     if plan.random or checkpoint is None:
@@ -63,7 +63,7 @@ def print_plan(evaluation: Evaluation) -> None:
     for split in evaluation.splits:
         rows[f"{split.name} split"] = split.text + SPLIT_NOTES[split.name]
     rows |= {
-        "episodes": f"{plan.episodes} of each split, in {evaluation.num_envs} environments, "
+        "episodes": f"{plan.episodes} on each split, in {evaluation.num_envs} environments, "
         f"each at most {plan.max_episode_steps:,} steps",
         "seed": str(plan.seed),
     }
@@ -73,8 +73,8 @@ def print_plan(evaluation: Evaluation) -> None:
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """Print the figures of every split, and the generalisation gap."""
-    print(f"\n{'=' * WIDTH}\nEVALUATION (± is the standard deviation of the sample)\n{'=' * WIDTH}")
+    """Print the returns and lengths on every level split, and the generalisation gap."""
+    print(f"\n{'=' * WIDTH}\nEVALUATION (± is the standard deviation over episodes)\n{'=' * WIDTH}")
     for name, split in result["splits"].items():
         interval = split["ci95_mean_reward"]
         rows = {
@@ -86,8 +86,8 @@ def print_result(result: dict[str, Any]) -> None:
         }
         if split["capped_episodes"]:
             rows["Capped"] = (
-                f"{split['capped_episodes']} episodes were ended by the cap of "
-                f"{result['max_episode_steps']:,} steps"
+                f"{split['capped_episodes']} episodes were ended after "
+                f"{result['max_episode_steps']:,} steps (--max-episode-steps)"
             )
         print(f"{name}: {split['levels']['description']}")
         for label, value in rows.items():

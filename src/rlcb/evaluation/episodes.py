@@ -1,4 +1,4 @@
-"""Playing episodes to measure a policy, by a quota for every environment."""
+"""Play episodes to measure a policy: a fixed number in each environment."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from rlcb.errors import RunError
 from rlcb.rl.collector import sample_actions
 from rlcb.rl.models import ActorCritic
 
-Player = Callable[[NDArray[Any], NDArray[np.float64]], NDArray[np.int64]]
-"""observations (n, ...), noise (n,) uniform in [0, 1) -> actions (n,)."""
+Policy = Callable[[NDArray[Any], NDArray[np.float64]], NDArray[np.int64]]
+"""Maps observations (n, ...) and noise (n,), uniform in [0, 1), to actions (n,) int64."""
 
 
 class PlayedEpisode(NamedTuple):
-    """A finished episode: raw return, length in steps, whether the step cap ended it, Procgen's level."""
+    """A finished episode.
+
+    Raw return, length in steps, whether the step cap ended it, and its level (None outside of Procgen).
+    """
 
     reward: float
     length: int
@@ -28,8 +31,8 @@ class PlayedEpisode(NamedTuple):
     level: int | None
 
 
-def model_policy(model: ActorCritic, deterministic: bool) -> Player:
-    """The most probable action, or one drawn by the noise."""
+def model_policy(model: ActorCritic, deterministic: bool) -> Policy:
+    """Return a policy that takes the model's most probable action or, unless `deterministic`, samples one."""
 
     def act(observations: NDArray[Any], noise: NDArray[np.float64]) -> NDArray[np.int64]:
         with torch.inference_mode():
@@ -43,13 +46,16 @@ def model_policy(model: ActorCritic, deterministic: bool) -> Player:
     return act
 
 
-def random_policy(num_actions: int) -> Player:
-    """Every action with the same probability."""
+def random_policy(num_actions: int) -> Policy:
+    """Return a policy that takes every action with the same probability."""
     return lambda observations, noise: (noise * num_actions).astype(np.int64)
 
 
 def episode_quotas(episodes: int, num_envs: int) -> NDArray[np.int64]:
-    """Episodes of each environment: equal shares, the first `episodes % num_envs` one more."""
+    """Divide `episodes` over the environments as evenly as possible; the first ones get one more.
+
+    Returns (num_envs,) int64.
+    """
     quotas = np.full(num_envs, episodes // num_envs, np.int64)
     quotas[: episodes % num_envs] += 1
     return quotas
@@ -57,19 +63,19 @@ def episode_quotas(episodes: int, num_envs: int) -> NDArray[np.int64]:
 
 def play(
     env: ProcgenVectorEnv | GymnasiumVectorEnv,
-    policy: Player,
+    policy: Policy,
     quotas: NDArray[np.int64],
     noise: Sequence[np.random.Generator] | None,
     on_episode: Callable[[], None] = lambda: None,
     before_step: Callable[[], None] = lambda: None,
 ) -> list[PlayedEpisode]:
-    """Play until every environment has finished its quota; returns exactly these episodes, by environment.
+    """Play until every environment has finished its quota; return exactly these episodes, by environment.
 
-    `quotas` (num_envs,) are fixed beforehand: taking the first N episodes that end would favour short ones.
-    `noise` gives each environment a stream of its own; None for a policy that ignores it. The policy is asked
-    only for environments whose quota is open. One that ignores the noise is not asked again about an
-    unchanged observation (an untrained, deterministic policy in coinrun: two of three).
-    Raises RunError if an environment raises or returns a number that is not finite.
+    `quotas` (num_envs,) are fixed in advance, because the first N episodes to end would favour short ones.
+    `noise` has one generator per environment, so its actions do not depend on the other environments. With
+    None the policy must be deterministic; then it is called again only for observations that changed, which
+    skips two calls of three for an untrained policy in coinrun. Raises RunError if an environment raises or
+    returns a value that is not finite.
     """
     observations: NDArray[Any] = env.reset()[0]
     count = _EpisodeCount(env, quotas)
@@ -93,13 +99,16 @@ def play(
 
 
 class _EpisodeCount:
-    """Returns and lengths of the running episodes, and the finished ones that count."""
+    """Tracks returns and lengths of the running episodes and collects the finished ones that count.
+
+    `play` uses it.
+    """
 
     def __init__(self, env: ProcgenVectorEnv | GymnasiumVectorEnv, quotas: NDArray[np.int64]) -> None:
-        """The environments have just been reset."""
+        """`env` must just have been reset."""
         self.env = env
         self.open = np.flatnonzero(quotas)
-        """The environments that still have episodes to finish."""
+        """Indices of the environments that have not finished their quota."""
         self._remaining = quotas.copy()
         self._finished: list[list[PlayedEpisode]] = [[] for _ in quotas]
         self._rewards = np.zeros(len(quotas))
@@ -110,7 +119,7 @@ class _EpisodeCount:
         return self.env.level_seeds() if isinstance(self.env, ProcgenVectorEnv) else None
 
     def add(self, rewards: NDArray[Any], terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]) -> int:
-        """Take in a step of all environments; returns how many episodes that count it finished."""
+        """Record one step of all environments and return how many episodes that count it finished."""
         self._rewards += rewards
         self._lengths += 1
         ended = np.flatnonzero(terminated | truncated)
@@ -134,12 +143,14 @@ class _EpisodeCount:
         )
 
     def episodes(self) -> list[PlayedEpisode]:
+        """The finished episodes that count, by environment."""
         return [episode for each in self._finished for episode in each]
 
 
 def _step(
     env: ProcgenVectorEnv | GymnasiumVectorEnv, actions: NDArray[np.int64], step: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Step all environments. Raises RunError for exceptions and for values that are not finite."""
     try:
         observations, rewards, terminated, truncated, _ = env.step(actions)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Evaluating a policy: which one, where, over which levels and seeds, and the figures that come out."""
+"""Evaluate a policy: load it, make its environments and levels, play episodes, summarise the returns."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from rlcb import cpu, seeding
 from rlcb.config.config import MAX_GROUP_SIZE, Config, largest_divisor
 from rlcb.config.games import procgen_game
 from rlcb.config.yaml_file import build_config
-from rlcb.envs.levels import Split, evaluated_env, splits_of
+from rlcb.envs.levels import LevelSplit, evaluated_env, splits_of
 from rlcb.envs.procgen import ProcgenVectorEnv
 from rlcb.envs.spaces import Spaces
 from rlcb.envs.vector_env import GymnasiumVectorEnv, make_vector_env, native_threads, spaces_of
 from rlcb.errors import UsageError
-from rlcb.evaluation.episodes import PlayedEpisode, Player, episode_quotas, model_policy, play, random_policy
+from rlcb.evaluation.episodes import PlayedEpisode, Policy, episode_quotas, model_policy, play, random_policy
 from rlcb.rl.models import make_model
 from rlcb.software import describe_software
 from rlcb.training.checkpoint import load_checkpoint
 
 SCHEMA_VERSION = 1
 CONFIDENCE = 0.95
-# The number of each split's random streams; the last is for the episodes that are only watched.
+# Number of each level split's random streams; `watch` is for episodes that are shown but not measured.
 STREAMS = {"train": 0, "test": 1, "full": 2, "watch": 3}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to evaluate. Everything but `num_threads` decides which episodes are played."""
+    """What to evaluate. Two equal plans play the same episodes, whatever their `num_threads`."""
 
     checkpoint: Path | None
     episodes: int = 100
-    """Episodes of each split."""
+    """Episodes on each level split."""
     split: str | None = None
     """train, test or both; None: both if training had a limited set of levels, else the full distribution."""
     seed: int = 0
     deterministic: bool = False
     """Take the most probable action instead of sampling."""
     random: bool = False
-    """Evaluate the uniform random policy; a checkpoint then only says in which environment and levels."""
+    """Take uniformly random actions; a checkpoint then only names environment and levels."""
     algorithm: str | None = None
-    """If given, the checkpoint must be of this algorithm."""
+    """The algorithm that the checkpoint must be from; None: any."""
     env_id: str | None = None
-    """None: the checkpoint's own environment."""
+    """None: the environment of the checkpoint."""
     num_envs: int | None = None
     max_episode_steps: int = 10_000
     num_threads: int = 1
 
     def __post_init__(self) -> None:
-        """Raises UsageError for values that mean nothing."""
+        """Raises UsageError for values out of range and for contradicting fields."""
         for flag in ("episodes", "num_envs", "max_episode_steps", "num_threads"):
             value = getattr(self, flag)
             if value is not None and value < 1:
@@ -73,10 +73,14 @@ class Plan:
 
 
 class Evaluation:
-    """A plan made ready: policy, environment and splits are known, and they fit each other."""
+    """A plan with its checkpoint loaded, its policy made and its level splits chosen.
+
+    `run` plays and summarises the episodes; the video recorder uses `make_env` and `play`.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        """Raises UsageError if the checkpoint, the environment or the split cannot be had, or do not fit."""
+        """Raises UsageError if the checkpoint, environment or split is missing, broken, or does not fit the
+        others."""
         self.plan = plan
         self.checkpoint = load_checkpoint(plan.checkpoint) if plan.checkpoint is not None else None
         self.config: Config | None = None
@@ -98,10 +102,10 @@ class Evaluation:
 
     @property
     def other_env(self) -> bool:
-        """Whether the environment is another one than the checkpoint was trained in."""
+        """Whether the environment differs from the one that the checkpoint was trained in."""
         return self.config is not None and self.env.id != self.config.env.id
 
-    def _make_policy(self) -> Player:
+    def _make_policy(self) -> Policy:
         if self.plan.random:
             return random_policy(self.spaces.num_actions)
         assert self.checkpoint is not None and self.config is not None
@@ -129,7 +133,10 @@ class Evaluation:
         on_episode: Callable[[], None] = lambda: None,
         before_step: Callable[[], None] = lambda: None,
     ) -> list[PlayedEpisode]:
-        """Play episodes in `env`, which is closed afterwards, with the action noise of a stream."""
+        """Play `episodes` episodes in `env` with the action noise of a stream, then close `env`.
+
+        `on_episode` is called after each episode that counts, `before_step` before each environment step.
+        """
         noise = [seeding.evaluation_actions(self.plan.seed, stream, i) for i in range(env.num_envs)]
         quotas = episode_quotas(episodes, env.num_envs)
         try:
@@ -140,9 +147,9 @@ class Evaluation:
             env.close()
 
     def make_env(
-        self, split: Split, num_envs: int, stream: int, render: bool = False
+        self, split: LevelSplit, num_envs: int, stream: int, render: bool = False
     ) -> ProcgenVectorEnv | GymnasiumVectorEnv:
-        """Environments of a split, with the seeds of a stream."""
+        """Make `num_envs` environments on a split's levels, seeded from a stream."""
         group_size = largest_divisor(num_envs, MAX_GROUP_SIZE)
         groups = range(num_envs // group_size)
         return make_vector_env(
@@ -155,10 +162,9 @@ class Evaluation:
         )
 
     def run(self, on_episode: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Play all splits and return the content of the evaluation's JSON file.
+        """Play all level splits and return the content of the evaluation's JSON file.
 
-        The same plan gives the same episodes. `on_episode` is called after each episode that counts.
-        Raises RunError if an environment fails.
+        `on_episode` is called after each episode that counts. Raises RunError if an environment fails.
         """
         started, clock = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.perf_counter()
         results: dict[str, dict[str, Any]] = {}
@@ -188,7 +194,7 @@ class Evaluation:
         }
 
     def _subject(self) -> dict[str, Any]:
-        """Who was evaluated: of a random policy only the checkpoint that named its levels is known."""
+        """Return the facts about the policy. Those about training are None for the random policy."""
         path = str(self.plan.checkpoint) if self.plan.checkpoint is not None else None
         facts: dict[str, Any] = {"checkpoint": path, "algorithm": "random"}
         if self.checkpoint is not None and self.config is not None:
@@ -214,10 +220,10 @@ def evaluate(
     deterministic: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    """Evaluate a checkpoint, or the random policy; returns the content of the evaluation's JSON file.
+    """Evaluate a checkpoint or the random policy; return the content of the evaluation's JSON file.
 
-    `options` are the other fields of Plan. Raises UsageError for what does not fit, RunError if an
-    environment fails. Writes nothing.
+    Writes no file. `options` are further fields of Plan. Raises UsageError if the arguments do not fit
+    together, RunError if an environment fails.
     """
     plan = Plan(checkpoint, episodes, split, seed, deterministic, **options)
     cpu.set_torch_threads(plan.num_threads)
@@ -225,16 +231,17 @@ def evaluate(
 
 
 def describe_spaces(spaces: Spaces) -> str:
+    """Observation shape, dtype and number of actions in words."""
     return (
         f"observations {spaces.network_shape} of {spaces.observation_dtype} and {spaces.num_actions} actions"
     )
 
 
 def summarise(episodes: Sequence[PlayedEpisode]) -> dict[str, Any]:
-    """Figures of at least one episode, and the episodes themselves.
+    """Return the statistics of at least one episode, and the lists of all returns and lengths.
 
-    Standard deviations are of the sample (n - 1), None for one episode. `ci95` is Student's interval of the
-    mean return.
+    Standard deviations divide by n - 1 and are None for a single episode. `ci95_mean_reward` is the 95 %
+    confidence interval of the mean return by Student's t.
     """
     rewards = np.array([episode.reward for episode in episodes], np.float64)
     lengths = np.array([episode.length for episode in episodes], np.float64)
@@ -264,7 +271,10 @@ def _sample_std(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:
 
 
 def generalisation_gap(results: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None] | None:
-    """Mean return on training levels minus that on test levels, and its standard error; None without both."""
+    """Return the mean return on training levels minus that on test levels, and its standard error.
+
+    None unless both splits were evaluated.
+    """
     if not {"train", "test"} <= set(results):
         return None
     train, test = results["train"], results["test"]

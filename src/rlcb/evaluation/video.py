@@ -1,4 +1,4 @@
-"""Watching episodes: frames in high resolution into a video file or a window."""
+"""Show episodes: render frames in high resolution to a video file or a window."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rlcb.evaluation.episodes import PlayedEpisode
 from rlcb.evaluation.evaluation import STREAMS, Evaluation
 
 DEFAULT_FPS = 30
-MAX_GIF_FPS = 50  # GIF counts hundredths of a second, and players slow down what is below two
-# A palette for every frame: one for the whole file would need all frames in memory.
+MAX_GIF_FPS = 50  # GIF delays are whole centiseconds, and players slow down delays below two
+# One palette per frame: a palette for the whole file would need all frames in memory.
 GIF_FILTER = "split[a][b];[a]palettegen=stats_mode=single:reserve_transparent=0[p];[b][p]paletteuse=new=1"
 NO_WINDOW = "--render cannot open a window here ({}); use --video FILE to record the episodes instead"
 
 
 class Viewer(Protocol):
-    """Takes the frames (H, W, 3) uint8 of what is played."""
+    """Shows or records frames (H, W, 3) uint8, one at a time."""
 
     def show(self, frame: NDArray[np.uint8]) -> None: ...
 
@@ -39,7 +39,7 @@ class WindowClosed(Exception):
 
 
 class VideoFile:
-    """An mp4 or gif, written frame by frame under a temporary name and renamed when it is complete."""
+    """An mp4 or gif, written frame by frame to a temporary file that is renamed once it is complete."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class VideoFile:
 
     def _open(self, height: int, width: int) -> Any:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it imports pkg_resources, which is deprecated
+            warnings.simplefilter("ignore")  # importing it warns that pkg_resources is deprecated
             import imageio_ffmpeg
         if self._temporary.suffix == ".gif":
             options = {
@@ -80,7 +80,7 @@ class VideoFile:
         self.frames += 1
 
     def close(self, complete: bool) -> None:
-        """Finish the file, or remove what there is of it."""
+        """Finish the file or, unless `complete`, delete it. Raises RunError if the encoder wrote nothing."""
         if self._writer is not None:
             self._writer.close()
         if complete and self._temporary.exists():
@@ -92,10 +92,10 @@ class VideoFile:
 
 
 class Window:
-    """A window that shows frames at the environment's own pace."""
+    """A window that shows `fps` frames per second."""
 
     def __init__(self, title: str, fps: float) -> None:
-        """Raises UsageError where there is no display or no toolkit for windows."""
+        """Open the window. Raises UsageError without a display or a window toolkit."""
         require_display()
         import matplotlib.pyplot as plt
 
@@ -104,14 +104,15 @@ class Window:
         self._due = 0.0
         try:
             self._figure = plt.figure(title, figsize=(6, 6))
-        except Exception as error:  # each toolkit has errors of its own
+        except Exception as error:  # each toolkit has its own exceptions
             raise UsageError(NO_WINDOW.format(" ".join(str(error).split())[:100])) from error
         self._axes = self._figure.add_axes((0, 0, 1, 1))
         self._axes.set_axis_off()
         self._image: Any = None
 
     def show(self, frame: NDArray[np.uint8]) -> None:
-        """Draw a frame when its time has come. Raises WindowClosed after the user closed the window."""
+        """Draw a frame, then wait until the next one is due. Raises WindowClosed once the user closed the
+        window."""
         if not self._plt.fignum_exists(self._figure.number):
             raise WindowClosed
         if self._image is None:
@@ -128,7 +129,7 @@ class Window:
 
 
 def require_display() -> None:
-    """Raise UsageError if no window can be shown."""
+    """Raise UsageError without a display or a window toolkit."""
     if sys.platform.startswith("linux") and not (
         os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     ):
@@ -140,13 +141,13 @@ def require_display() -> None:
 
 
 class Screening:
-    """Episodes of an evaluation's policy that are watched, apart from those that are measured.
+    """Further episodes of an evaluation's policy, which are shown but not measured.
 
-    They are played in one environment on the last split: unseen levels if there are any.
+    They are played in one environment on the last level split: unseen levels if there are any.
     """
 
     def __init__(self, evaluation: Evaluation) -> None:
-        """Make the environment and render once. Raises UsageError if it cannot render."""
+        """Make the environment and render a frame. Raises UsageError if it cannot render."""
         self.evaluation = evaluation
         self.split = evaluation.splits[-1]
         self.env: ProcgenVectorEnv | GymnasiumVectorEnv = evaluation.make_env(
@@ -160,11 +161,11 @@ class Screening:
         """The current frame (H, W, 3)."""
         try:
             frames = self.env.render()
-        except Exception as error:  # a renderer raises whatever the library behind it does
+        except Exception as error:  # each rendering library has its own exceptions
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise UsageError(f"cannot render {self.env_id}: {reason}") from error
         if not frames or not isinstance(frames[0], np.ndarray):
-            raise UsageError(f"cannot render {self.env_id}: it gives no rgb_array")
+            raise UsageError(f"cannot render {self.env_id}: it returned no rgb_array")
         return frames[0]
 
     @property
@@ -172,7 +173,10 @@ class Screening:
         return self.evaluation.env.id
 
     def show(self, viewers: Sequence[Viewer], episodes: int) -> list[PlayedEpisode]:
-        """Play and show episodes; returns them, or none if the window was closed. Raises RunError."""
+        """Play and show episodes and return them; none if the user closed the window.
+
+        Raises RunError if an environment fails or the video cannot be written.
+        """
 
         def show_frame() -> None:
             frame = self.frame()
@@ -185,7 +189,7 @@ class Screening:
             played = self.evaluation.play(self.env, episodes, STREAMS["watch"], before_step=show_frame)
             complete = True
         except WindowClosed:
-            complete = True  # what was recorded until then is a video
+            complete = True  # keep what was recorded so far
         finally:
             for viewer in viewers:
                 viewer.close(complete)
