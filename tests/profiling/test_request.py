@@ -50,7 +50,7 @@ def test_a_written_configuration_is_the_shipped_one_with_the_recommendation_in_i
     assert found.model_dump() == data
     text = path.read_text()
     assert "Written by profile_cpu.py from made-up_nature.json, measured 2030-01-02T03:04:05+00:00" in text
-    assert "microbatch_size: 64         # none that was measured is faster" in text
+    assert "microbatch_size: 64         # no measured size is faster" in text
     assert "Where the values come from" not in text  # it is said of the shipped file, whose sizes may differ
     kept = [line for line in default_config_path(*pair).read_text().splitlines() if "seed: 42" in line]
     assert kept[0] in text

@@ -10,7 +10,7 @@ from rlcb.config.config import Config
 from rlcb.errors import UsageError
 from rlcb.machine.limits import NotMeasured, limit, machine_limit, mismatch_with_run
 from rlcb.machine.profile import Profile, mismatch_with_machine, profiles_folder, read_profile
-from rlcb.paths import PROJECT
+from rlcb.paths import shown_path
 
 
 def find_profile(folder: Path, config: Config) -> tuple[Path, Profile] | str | None:
@@ -31,16 +31,11 @@ def find_profile(folder: Path, config: Config) -> tuple[Path, Profile] | str | N
         if why is None:
             fitting.append((profile.measured_at, path, profile))
         else:
-            reasons.append((profile.measured_at, f"{path_in_project(path)} {why}"))
+            reasons.append((profile.measured_at, f"{shown_path(path)} {why}"))
     if fitting:
         _, path, profile = max(fitting, key=lambda each: each[:2])
         return path, profile
     return max(reasons)[1] if reasons else None
-
-
-def path_in_project(path: Path) -> str:
-    """Return a path relative to the project if it lies in the project, else unchanged."""
-    return str(path.relative_to(PROJECT) if path.is_relative_to(PROJECT) else path)
 
 
 def installed_torch() -> str | None:
@@ -67,7 +62,7 @@ def efficiency_of(config: Config, fps: float | None, threads: int | None) -> dic
     try:
         limit_fps, machine_limit_fps = limit(profile, config, threads), machine_limit(profile, config)
     except NotMeasured as reason:
-        return {"efficiency": None, "efficiency_note": f"{path_in_project(path)} {reason}"}
+        return {"efficiency": None, "efficiency_note": f"{shown_path(path)} {reason}"}
     note = None
     if config.training.target_kl is not None:
         note = "training.target_kl may end updates early; the limit assumes all epochs"
@@ -76,7 +71,7 @@ def efficiency_of(config: Config, fps: float | None, threads: int | None) -> dic
             "share": round(fps / limit_fps, 4),
             "limit_fps": round(limit_fps, 2),
             "machine_limit_fps": round(machine_limit_fps, 2),
-            "profile": path_in_project(path),
+            "profile": shown_path(path),
             "measured_at": profile.measured_at,
             "git_commit": profile.git_commit,
         },

@@ -22,6 +22,9 @@ from rlcb.machine.profile import Profile, Result, Setup, ShortRun
 from rlcb.parallel.calibration import candidates, fastest_split
 from rlcb.text import counted
 
+AlgorithmMode = tuple[str, str]
+"""An algorithm and a mode."""
+
 ENVS_TOLERANCE = 0.10  # gain that justifies another number of environments, which changes learning
 SAME = 0.005  # predictions closer than this are equal; then fewer processes are better
 LOSS = 0.03  # smallest share of a run's time that is reported as a loss

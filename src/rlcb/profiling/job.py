@@ -20,10 +20,9 @@ from rlcb.machine.profile import Profile, ShortRun, describe_env, env_key, read_
 from rlcb.processes.machine_load import busy_warning, measure_load
 from rlcb.processes.machine_lock import Lock, machine_lock_path
 from rlcb.processes.signals import StopSignal
-from rlcb.profiling.advice import recommend, result_of
+from rlcb.profiling.advice import AlgorithmMode, recommend, result_of
 from rlcb.profiling.measure import Effort, MachineMeasurement
 from rlcb.profiling.report import describe_profile
-from rlcb.profiling.request import Pair
 from rlcb.profiling.short_runs import short_run
 
 LINE_SECONDS = 10.0
@@ -58,7 +57,7 @@ class Progress:
             self._bar = None
 
 
-def reuse(folder: Path, configs: dict[Pair, Config], envs: list[EnvConfig]) -> tuple[Path, Profile]:
+def reuse(folder: Path, configs: dict[AlgorithmMode, Config], envs: list[EnvConfig]) -> tuple[Path, Profile]:
     """The profile that is there, and what it says of these configurations. Raises UsageError, also if it has
     not measured one of the environments."""
     found = find_profile(folder, next(iter(configs.values())))
@@ -83,7 +82,7 @@ def reuse(folder: Path, configs: dict[Pair, Config], envs: list[EnvConfig]) -> t
 
 
 def measure(
-    configs: dict[Pair, Config],
+    configs: dict[AlgorithmMode, Config],
     envs: list[EnvConfig],
     effort: Effort,
     folder: Path,
@@ -121,21 +120,21 @@ def measure(
 
 
 def short_runs(
-    configs: dict[Pair, Config],
+    configs: dict[AlgorithmMode, Config],
     profile: Profile,
     effort: Effort,
     stop: StopSignal,
     show: Callable[[int, str], None],
-) -> dict[Pair, ShortRun | None]:
+) -> dict[AlgorithmMode, ShortRun | None]:
     """What each script reaches with the setup that a profile recommends; None where its run failed.
 
     `show` gets the number of the run and what goes on.
     """
-    reached: dict[Pair, ShortRun | None] = {}
+    reached: dict[AlgorithmMode, ShortRun | None] = {}
     for number, (pair, config) in enumerate(configs.items()):
         begun = time.monotonic()
 
-        def poll(number: int = number, pair: Pair = pair, begun: float = begun) -> None:
+        def poll(number: int = number, pair: AlgorithmMode = pair, begun: float = begun) -> None:
             show(number, f"a short run of {' '.join(pair)}, {time.monotonic() - begun:.0f} s")
 
         poll()
@@ -147,7 +146,7 @@ def short_runs(
     return reached
 
 
-def save(profile: Profile, configs: dict[Pair, Config], folder: Path) -> Path:
+def save(profile: Profile, configs: dict[AlgorithmMode, Config], folder: Path) -> Path:
     """Write the profile as JSON, text and picture; returns the JSON's file. Games that an earlier profile of
     this machine has, and this one has not, are taken over."""
     from rlcb.plots.training_curves import save_figure

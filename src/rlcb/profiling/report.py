@@ -8,15 +8,14 @@ from collections.abc import Iterator, Mapping
 from rlcb.config.config import Config
 from rlcb.machine.limits import NotMeasured, describe_model, seconds_by_size, thread_counts
 from rlcb.machine.profile import NetworkSpeed, Profile, Result
-from rlcb.profiling.advice import describe_setup
+from rlcb.profiling.advice import AlgorithmMode, describe_setup
 from rlcb.text import WIDTH
 
-Pair = tuple[str, str]
 NAME = 15  # columns of a row's name
 WORTH_WHILE = 0.05  # what another precision has to bring
 
 
-def describe_profile(profile: Profile, configs: Mapping[Pair, Config]) -> str:
+def describe_profile(profile: Profile, configs: Mapping[AlgorithmMode, Config]) -> str:
     """All of it; `configs` has the configuration of every result's algorithm and mode."""
     parts = [
         heading("KNOW YOUR MACHINE"),
