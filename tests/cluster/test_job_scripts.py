@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -97,9 +98,26 @@ def test_a_job_that_is_done_refused_or_ended_by_hand_is_not_queued_again(tmp_pat
 @pytest.mark.parametrize("code", [138, 143])
 def test_a_job_that_a_signal_stopped_is_queued_again_however_often(tmp_path: Path, code: int) -> None:
     slurm = Slurm(tmp_path)
-    for restarts in (0, 7):
+    for restarts in range(6):
+        slurm.output.mkdir(exist_ok=True)
+        record = {"status": "interrupted", "total_timesteps": 1000 * restarts}
+        (slurm.output / "benchmark_metrics.json").write_text(json.dumps(record, indent=2))
         slurm.start(code, restarts)
-    assert slurm.times_requeued == 2
+    assert slurm.times_requeued == 6
+
+
+@pytest.mark.parametrize("code", [138, 143])
+def test_a_job_that_is_stopped_without_progress_is_queued_again_three_times(
+    tmp_path: Path, code: int
+) -> None:
+    """Its time limit is too short: it is stopped before it trains, every time."""
+    slurm = Slurm(tmp_path)
+    for restarts in range(3):
+        assert "queued again, to resume" in slurm.start(code, restarts)
+    assert "stopped 4 times in a row without progress: not queued again" in slurm.start(code, 3)
+    assert slurm.times_requeued == 3
+    slurm.start(code, 4, MAX_RESTARTS=9)
+    assert slurm.times_requeued == 4
 
 
 @pytest.mark.parametrize("code", [1, 137, 139])
