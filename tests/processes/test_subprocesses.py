@@ -211,3 +211,21 @@ def test_only_a_busy_machine_is_warned_about() -> None:
     warning = machine_load.busy_warning(load)
     assert warning is not None
     assert "54 %" in warning and "firefox, pid 12" in warning
+
+
+@pytest.mark.parametrize(("for_all_users", "mode"), [(True, 0o666), (False, 0o644)])
+def test_only_the_lock_of_the_machine_may_be_written_by_all_users(
+    tmp_path: Path, for_all_users: bool, mode: int
+) -> None:
+    before = os.umask(0)
+    try:
+        lock = Lock(tmp_path / "lock", "busy", for_all_users=for_all_users)
+        lock.acquire(tmp_path)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == mode
+    other = Lock(tmp_path / "lock", "busy", for_all_users=for_all_users)
+    with pytest.raises(UsageError, match=f"busy: the study in {tmp_path}") as refused:
+        other.acquire(tmp_path)
+    assert ("set RL_BENCHMARK_LOCK to another file" in str(refused.value)) == for_all_users
+    lock.release()

@@ -218,7 +218,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def machine_lock() -> Lock:
-    return Lock(machine_lock_path(), "a study and other measurements at once would slow each other down")
+    why = "a study and other measurements at once would slow each other down"
+    return Lock(machine_lock_path(), why, for_all_users=True)
 
 
 def conclude(folder: StudyFolder, outcomes: Sequence[Outcome]) -> int:

@@ -28,9 +28,10 @@ def machine_lock_path() -> Path:
 class Lock:
     """An exclusive flock on a file, which says who holds it. Of two that want it, one gets it."""
 
-    def __init__(self, path: Path, why: str, what: str = "study") -> None:
-        """`why` begins the error of who does not get it; `what` says what the holder does in its folder."""
-        self.path, self.why, self.what = path, why, what
+    def __init__(self, path: Path, why: str, what: str = "study", for_all_users: bool = False) -> None:
+        """`why` begins the error message if another program holds the lock. `what` names the holder's work in
+        its folder. With `for_all_users`, every user may write the file, as the machine's lock needs."""
+        self.path, self.why, self.what, self.for_all_users = path, why, what, for_all_users
         self.descriptor: int | None = None
         self._facts: dict[str, Any] = {}
 
@@ -49,7 +50,7 @@ class Lock:
                 raise RunError(f"cannot lock {self.path}: {error.strerror or error}") from error
             if on_wait is None:
                 os.close(descriptor)
-                raise UsageError(f"{self.why}: {holder}")
+                raise UsageError(f"{self.why}: {holder}{self._way_on()}")
             on_wait(holder)
             time.sleep(POLL_SECONDS)
         self.descriptor = descriptor
@@ -77,11 +78,19 @@ class Lock:
                 # Without O_CREAT: the kernel forbids that for another user's file in /tmp.
                 return os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
             except FileNotFoundError:
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-                os.fchmod(descriptor, 0o666)  # whatever the umask says: it is for all users
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+                if self.for_all_users:
+                    os.fchmod(descriptor, 0o666)  # whatever the umask says
                 return descriptor
         except OSError as error:
-            raise RunError(f"cannot lock {self.path}: {error.strerror or error}") from error
+            why = error.strerror or error
+            raise RunError(f"cannot lock {self.path}: {why}{self._way_on()}") from error
+
+    def _way_on(self) -> str:
+        """How a user goes on whose work another user's lock stops."""
+        if not self.for_all_users:
+            return ""
+        return f"; wait for its end, or set {PATH_VARIABLE} to another file to measure at the same time"
 
     def _describe_holder(self, descriptor: int) -> str:
         try:

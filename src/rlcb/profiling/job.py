@@ -91,7 +91,7 @@ def measure(
 ) -> Profile:
     """Measure the machine, what each script reaches on it, and once more the parts of a timestep; where a
     short run fails, that is said at once and nothing is known of what its script reaches."""
-    lock = Lock(machine_lock_path(), BUSY, "profile")
+    lock = Lock(machine_lock_path(), BUSY, "profile", for_all_users=True)
     lock.acquire(folder)
     try:
         load = measure_load()

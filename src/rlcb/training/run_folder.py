@@ -86,7 +86,7 @@ class RunFolder:
         path = self.root / LOCK_FILE
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 lock_or_refuse(descriptor, path)
             except UsageError:
