@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from rlcb.rl.communicator import Communicator
 torch.set_num_threads(1)  # small networks gain nothing from more, and wait for cores that others use
 settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # pytest was started in the background of a script
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the commands under test would inherit it
 
 
 class ThreadCommunicator(Communicator):
