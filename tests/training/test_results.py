@@ -66,10 +66,17 @@ def test_what_the_run_said_of_itself_stays(folder: RunFolder, config: Config) ->
     assert not (folder.root / "training_summary.json").exists()
 
 
+def test_damaged_rows_are_left_out_of_the_record(folder: RunFolder, config: Config) -> None:
+    folder.rows.write_text("damaged\n" + folder.rows.read_text())
+    write_failed_record(folder, config)
+    record = runs.record(folder.root)
+    assert (record["total_timesteps"], record["total_updates"]) == (1000, 10)
+
+
 def test_a_record_that_cannot_be_written_does_not_hide_why_the_run_failed(
     folder: RunFolder, config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder.rows.write_text("damaged\n" + json.dumps(ROW) + "\n")
+    (folder.root / "training_summary.json").mkdir()
     write_failed_record(folder, config)
     assert "could not write the record of the failed run" in caplog.text
     assert not (folder.root / "benchmark_metrics.json").exists()

@@ -116,7 +116,7 @@ def prepare(spec: RunSpec, trainer: LearningProcess) -> dict[str, Any] | None:
         trainer.communicator.barrier()  # from here on no other run writes there
         found = trainer.communicator.once(lambda: newest_checkpoint(folder.checkpoints, folder.stem))
     if found is not None:
-        require_same_run(config_of_checkpoint(*found), config)
+        require_same_run(config_of_checkpoint(*found), config, compare_places=False)
         trainer.load(found[1])
     trainer.communicator.broadcast_(trainer.learner.parameters)
     trainer.communicator.barrier()  # all have read before the main process changes the folder
@@ -138,41 +138,9 @@ def run_until_done(
     budget: Budget,
     process: Process,
 ) -> Interrupted | None:
-    """Update after update, until the budget ends (None) or the run is interrupted.
-
-    Every process follows the main process's clock.
-    """
-    if recorder is not None:
-        recorder.monitor.start()
-    config, due = spec.config, spec.config.logging
-    profile_update = maybe_profile(spec.trace_folder if trainer.communicator.is_main else None, "learner")
+    """Make updates until the budget ends or the run is interrupted; return the interruption, if any."""
     try:
-        trainer.communicator.barrier()  # no worker's time begins before all are ready
-        clock.start()
-        elapsed, taken, signal_number = clock.before, -math.inf, 0  # the first boundary is kept
-        while trainer.may_begin(budget, elapsed, clock.update_seconds):
-            next_update = trainer.counters.updates + 1
-            trainer.take_state = (
-                elapsed + clock.update_seconds - taken >= due.snapshot_seconds
-                or next_update % due.checkpoint_interval == 0
-            )
-            learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
-            with profile_update():
-                update = trainer.iterate(learning_rate)
-            if recorder is not None:
-                recorder.after_update(update, learning_rate)
-            now, signal_number = trainer.communicator.boundary(clock.elapsed(), process.asked_to_stop())
-            elapsed, clock.update_seconds = now, now - elapsed
-            taken = elapsed if trainer.take_state else taken
-            if signal_number:
-                break
-        trainer.take_state = True
-        rest = trainer.finish()
-        if rest is not None and recorder is not None:
-            recorder.after_update(rest, learning_rate_of(config, budget, trainer.counters.updates, elapsed))
-        trainer.exchange([])
-        if recorder is not None:
-            recorder.at_the_end()
+        signal_number = make_updates(spec, trainer, recorder, clock, budget, process)
         return Interrupted(signal_number) if signal_number else None
     except Interrupted as interruption:
         return interruption
@@ -182,6 +150,51 @@ def run_until_done(
         except Interrupted as interruption:
             return interruption
         raise
+
+
+def make_updates(
+    spec: RunSpec,
+    trainer: LearningProcess,
+    recorder: Recorder | None,
+    clock: Clock,
+    budget: Budget,
+    process: Process,
+) -> int:
+    """Make updates until the budget ends or a stop signal arrives; return the signal's number, or 0.
+
+    Every process follows the main process's clock.
+    """
+    if recorder is not None:
+        recorder.monitor.start()
+    config, due = spec.config, spec.config.logging
+    profile_update = maybe_profile(spec.trace_folder if trainer.communicator.is_main else None, "learner")
+    trainer.communicator.barrier()  # the time of the run starts when all processes are ready
+    clock.start()
+    elapsed, taken, signal_number = clock.before, -math.inf, 0  # the first boundary is kept
+    while trainer.may_begin(budget, elapsed, clock.update_seconds):
+        next_update = trainer.counters.updates + 1
+        trainer.take_state = (
+            elapsed + clock.update_seconds - taken >= due.snapshot_seconds
+            or next_update % due.checkpoint_interval == 0
+        )
+        learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
+        with profile_update():
+            update = trainer.iterate(learning_rate)
+        if recorder is not None:
+            recorder.after_update(update, learning_rate)
+        now, signal_number = trainer.communicator.boundary(clock.elapsed(), process.asked_to_stop())
+        elapsed, clock.update_seconds = now, now - elapsed
+        taken = elapsed if trainer.take_state else taken
+        if signal_number:
+            break
+    trainer.take_state = True
+    rest = trainer.finish()
+    if rest is not None and recorder is not None:
+        recorder.after_update(rest, learning_rate_of(config, budget, trainer.counters.updates, elapsed))
+    trainer.exchange([])
+    if recorder is not None:
+        recorder.at_the_end()
+    return signal_number
 
 
 def train_in_one_process(spec: RunSpec) -> int:

@@ -252,10 +252,14 @@ def config_of_checkpoint(path: Path, checkpoint: dict[str, Any]) -> Config:
     return build_config(checkpoint["config"], str(path))
 
 
-def require_same_run(before: Config, now: Config) -> None:
-    """Raise UsageError if a resumed run would not be the same run: it names each setting with both values."""
+def require_same_run(before: Config, now: Config, compare_places: bool = True) -> None:
+    """Raise UsageError if a resumed run would not be the same run: it names each setting with both values.
+
+    `before` may name folders relative to the working directory that the run was started in, as checkpoints
+    do. `compare_places` is then False.
+    """
     old, new = (flat_settings(with_absolute_places(each)) for each in (before, now))
-    places = [f"logging.{key}" for key in PLACES]
+    places = [f"logging.{key}" for key in PLACES] if compare_places else []
     changed = [
         f"{key} = {old.get(key)!r} in the run, {new.get(key)!r} now"
         for key in sorted({*old, *new})
