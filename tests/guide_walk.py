@@ -83,9 +83,10 @@ def shrink_study(program: Program) -> list[str]:
 def run_in_process(
     command: Sequence[str], log: Path, stop: object, on_start: Any, on_poll: object, descriptors: object = ()
 ) -> int:
-    """What src/rlcb/processes/subprocesses.py does with the programs of a study, without starting any."""
-    script = Path(command[1]).name
-    result = call(script, [*command[2:], *(CAP if script == "evaluate.py" else ())])
+    """Run a program of a study here, `python -m rlcb COMMAND ...`, instead of starting a process for it."""
+    _, dash_m, module, *flags = command
+    assert dash_m == "-m", command
+    result = call(module, [*flags, *(CAP if flags[0] == "evaluate" else ())])
     log.write_text(result.text, encoding="utf-8")
     on_start(os.getpid())
     return result.code

@@ -102,7 +102,7 @@ def run(project: Path, command: list[str], stdin: str = "") -> str:
         command,
         input=stdin,
         cwd=project,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(project / "src")},
         capture_output=True,
         text=True,
         timeout=200,
@@ -152,7 +152,7 @@ def test_the_examples_are_in_the_style_of_the_project(project: Path) -> None:
         block.text.splitlines()[0][2:] for block in guide.blocks(CONTRIBUTING) if block.language != "bash"
     ]
     files = sorted({head.lstrip("- ") for head in heads if head.endswith(".py")})
-    assert "src/awr.py" in files and "src/rlcb/rl/models.py" in files
+    assert "src/rlcb/rl/awr.py" in files and "src/rlcb/rl/models.py" in files
     for command in (["check"], ["format", "--check"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, *files],

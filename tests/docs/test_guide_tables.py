@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,13 +14,14 @@ from scipy import integrate, stats
 from rlcb.cli import evaluate
 from rlcb.comparison import fairness
 from rlcb.comparison.metrics import METRICS
-from rlcb.config.yaml_file import build_config, parse_yaml, read_config_file
+from rlcb.config.yaml_file import build_config, parse_yaml, read_config_files
 from rlcb.errors import UsageError
 from tests import guide_blocks as guide
 from tests.guide_settings import settings
 from tests.runs import PROJECT
 
 REFERENCE, BENCHMARKING = PROJECT / "docs/reference.md", PROJECT / "docs/benchmarking.md"
+CONFIG = PROJECT / "config"
 
 
 def test_every_setting_is_in_the_guide_with_its_rule_and_default() -> None:
@@ -34,23 +36,35 @@ def test_every_setting_is_in_the_guide_with_its_rule_and_default() -> None:
         assert named[key] == (rule, default), key
 
 
+def sizes_of(files: list[Path], algorithm: str, mode: str) -> list[Any]:
+    """Environments, steps, minibatch, epochs and processes of a run with these configuration files."""
+    data = read_config_files(files, algorithm, mode)
+    config, training = build_config(data, files[-1].name), data["training"]
+    impala = data.get("impala") or {}
+    processes = impala.get("num_actors") if config.has_actors else config.parallel.num_workers
+    sizes = (training[key] for key in ("n_steps", "batch_size", "n_epochs"))
+    return [data["env"]["num_envs"], *sizes, processes]
+
+
 def test_every_configuration_file_is_in_the_guide_with_its_sizes() -> None:
-    (rows_of_guide,) = guide.tables(REFERENCE, "Configuration files")
-    files = {path.name for path in (PROJECT / "config").glob("*.yaml") if not path.name.startswith("local_")}
-    assert {guide.code(row[0]) for row in rows_of_guide} == files
+    rows_of_guide, _ = guide.tables(REFERENCE, "Configuration files")
+    files = {path.name for path in CONFIG.glob("*.yaml") if not path.name.startswith("local_")}
+    assert {guide.code(row[0]) for row in rows_of_guide} == files - {"paper.yaml"}
     for name, _, *sizes in rows_of_guide:
-        path = PROJECT / "config" / guide.code(name)
-        data = read_config_file(path)
-        config, training = build_config(data, path.name), data["training"]
-        processes = (
-            (data.get("impala") or {}).get("num_actors") if config.has_actors else config.parallel.num_workers
-        )
-        shown = [
-            data["env"]["num_envs"],
-            *(training[key] for key in ("n_steps", "batch_size", "n_epochs")),
-            processes,
-        ]
-        assert [yaml.safe_load(size) for size in sizes] == shown, path.name
+        path = CONFIG / guide.code(name)
+        algorithm, mode = path.stem.replace("cpu_cluster", "distributed").split("_")
+        assert [yaml.safe_load(size) for size in sizes] == sizes_of([path], algorithm, mode), path.name
+
+
+def test_every_overlay_is_in_the_guide_with_its_sizes() -> None:
+    _, rows_of_guide = guide.tables(REFERENCE, "Configuration files")
+    overlays = {"paper.yaml", *(f"machine/{path.name}" for path in (CONFIG / "machine").glob("*.yaml"))}
+    assert {guide.code(row[0]) for row in rows_of_guide} == overlays
+    for name, _, label, *sizes in rows_of_guide:
+        shown = [yaml.safe_load(size) for size in sizes]
+        for mode, processes in (("sequential", 1), ("parallel", shown[-1])):
+            files = [CONFIG / f"{label.lower()}_{mode}.yaml", CONFIG / guide.code(name)]
+            assert sizes_of(files, label.lower(), mode) == [*shown[:-1], processes], (name, label, mode)
 
 
 def test_every_figure_of_comparisons_is_in_the_guide_with_its_unit() -> None:

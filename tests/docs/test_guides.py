@@ -101,7 +101,7 @@ def test_commands_run_and_print_what_is_shown(walk: Walk, path: Path) -> None:
         ("python evaluate.py --checkpoint nowhere.pt", "nowhere.pt"),
         ("torchrun --nnodes 2 train_ppo_distributed.py --nodes 2", "--nodes"),
         ("sbatch cluster/slurm.sh train_ppo_distributed.py", "cluster/slurm.sh"),
-        ("python -m rlcb.cli.check_cluster --chek", "--check"),
+        ("python -m rlcb.cli.check_cluster --chek", "--chek"),
         ("make nothing", "nothing"),
         ("make plot LOGFILE=x", "LOGFILE"),
         ("cp nowhere.yaml here.yaml", "nowhere.yaml"),
