@@ -1,4 +1,4 @@
-"""run_benchmark.py as a user runs it: whole small studies, stopped, gone on with, failing, locked."""
+"""run_benchmark.py as users run it: small studies that complete, stop, resume, fail or are locked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """The environment of a study with a lock of its own."""
+    """The environment variables of a study, with a machine lock for this test only."""
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, PATH_VARIABLE: str(tmp_path / "lock"), "PYTHONPATH": path}
 
@@ -49,7 +49,7 @@ def call(tmp_path: Path, environment: dict[str, str]) -> Call:
 
 
 def line_of(done: subprocess.CompletedProcess[str], code: int) -> str:
-    """The one line with which a command ended."""
+    """The one-line error of a command that ended with this exit code."""
     assert done.returncode == code, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("run_benchmark.py: ")
@@ -104,7 +104,7 @@ def test_a_study_trains_evaluates_and_compares_and_repeats_nothing(tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_study_goes_on_where_it_was(
+def test_a_stopped_study_resumes(
     tmp_path: Path, call: Call, environment: dict[str, str], number: int
 ) -> None:
     root = tmp_path / "s"
@@ -148,7 +148,7 @@ gymnasium.register("Brittle-v0", entry_point=Brittle, max_episode_steps=50)
 """
 
 
-def test_a_failed_run_keeps_none_from_running_and_is_retried_when_asked(tmp_path: Path, call: Call) -> None:
+def test_a_failed_run_does_not_stop_the_others_and_is_retried_on_request(tmp_path: Path, call: Call) -> None:
     root, broken = tmp_path / "s", tmp_path / "broken"
     (tmp_path / "brittle.py").write_text(BRITTLE.format(broken=str(broken)))
     broken.touch()
@@ -163,7 +163,7 @@ def test_a_failed_run_keeps_none_from_running_and_is_retried_when_asked(tmp_path
 
     again = call()
     assert again.returncode == 1
-    assert "the pole broke (in an earlier start)" in again.stdout
+    assert "the pole broke (earlier)" in again.stdout
     assert "--retry-failed" in again.stdout
     assert len(starts(root)) == 2
 
@@ -189,10 +189,10 @@ def test_a_run_that_is_killed_counts_as_failed(
     assert runs.record(root / FIRST)["status"] == "failed"
     plan = call("--dry-run")
     assert plan.returncode == 0
-    assert "failed (--retry-failed tries it again)" in plan.stdout
+    assert "failed (--retry-failed retries it)" in plan.stdout
 
 
-def test_a_killed_study_leaves_a_run_that_the_next_one_names(
+def test_after_a_killed_study_the_next_one_names_the_running_training(
     tmp_path: Path, environment: dict[str, str], call: Call
 ) -> None:
     root = tmp_path / "s"
@@ -220,7 +220,7 @@ def test_a_second_study_is_refused_while_one_runs(tmp_path: Path, call: Call) ->
     assert not (tmp_path / "s").exists()
 
 
-def test_wrong_input_is_one_line_and_writes_nothing(tmp_path: Path, call: Call) -> None:
+def test_invalid_input_is_a_one_line_error_and_writes_nothing(tmp_path: Path, call: Call) -> None:
     root = tmp_path / "s"
     assert "coinrunn" in line_of(call(*ONE, "--envs", "coinrunn"), 2)
     assert "invalid choice: 'dqn'" in line_of(call("--algorithms", "dqn"), 2)
@@ -230,7 +230,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(tmp_path: Path, call: Call) 
     assert not root.exists()
 
 
-def test_a_task_of_a_job_array_brings_its_run_to_the_end_in_turn(
+def test_a_task_of_a_job_array_waits_for_the_machine_and_completes_its_run(
     tmp_path: Path, call: Call, environment: dict[str, str]
 ) -> None:
     root, programs = tmp_path / "s", tmp_path / "bin"

@@ -120,12 +120,12 @@ def test_what_a_shell_makes_of_a_glob_is_compared(study: Path, tmp_path: Path) -
     left_out = result.stderr.splitlines()
     assert left_out == [
         f"left out: {study / 'nothing'}: no run in it",
-        f"left out: {study / 'ppo_sequential_coinrun_seed1'}: it has not started",
-        f"left out: {study / 'ppo_parallel_coinrun_seed1'}: it has not started",
+        f"left out: {study / 'ppo_sequential_coinrun_seed1'}: the run has not started",
+        f"left out: {study / 'ppo_parallel_coinrun_seed1'}: the run has not started",
     ]
     assert f"{study / 'nothing'}: no run in it" in (tmp_path / "c.md").read_text().replace("\\", "")
     data = json.loads((tmp_path / "c.json").read_text())
-    assert {each["reason"] for each in data["skipped"]} == {"no run in it", "it has not started"}
+    assert {each["reason"] for each in data["skipped"]} == {"no run in it", "the run has not started"}
     # A shell names ppo_parallel_1 first; of a whole study the order is that of the study's folder.
     assert data["baseline"] == "PPO sequential"
 

@@ -64,9 +64,9 @@ class TestMissingRuns:
         return [
             (
                 root / "ppo_sequential_coinrun_seed2",
-                f"it ended before it wrote its configuration: {MEMORY_ERROR}",
+                f"the run ended before it wrote its configuration: {MEMORY_ERROR}",
             ),
-            (root / "ppo_sequential_coinrun_seed3", "it has not started"),
+            (root / "ppo_sequential_coinrun_seed3", "the run has not started"),
         ]
 
     def test_of_a_study_folder_are_named(self, root: Path) -> None:
@@ -84,13 +84,13 @@ class TestMissingRuns:
 
     def test_are_named_where_no_run_is_left(self, tmp_path: Path) -> None:
         begin_study(tmp_path / "study", seeds=[7])
-        with pytest.raises(UsageError, match=r"no run in .*_seed7: it has not started"):
+        with pytest.raises(UsageError, match=r"no run in .*_seed7: the run has not started"):
             find_runs([str(tmp_path / "study")], missing_runs)
 
     def test_of_a_study_that_cannot_be_read_are_not_known(self, root: Path) -> None:
         (root / "study.yaml").write_text("algorithms: [dqn]\n")
         ((path, reason),) = find_runs([str(root)], missing_runs).left_out
-        assert path == root / "study.yaml" and reason.startswith("the runs that are missing are unknown: ")
+        assert path == root / "study.yaml" and reason.startswith("cannot list the study's missing runs: ")
 
 
 class TestLog:

@@ -1,4 +1,4 @@
-"""What a study does between its runs and what it prints, with training scripts that take no time."""
+"""The runner: order, cooldowns, failures, signals and output, with fake training programs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rlcb.study.console import StudyProgress
 from rlcb.study.folder import StudyFolder, open_study
 from rlcb.study.runner import Runner
 from rlcb.study.study import PlannedRun
-from tests.study.test_study import evaluation, put, record_of
+from tests.study.test_study import evaluation, put, record_for
 
 STUDY = {"algorithms": ["ppo"], "seeds": [1, 2], "duration": 0.5, "cooldown": 7.0}
 NO_LOAD = {"cpu_percent": 1.0, "load_average": [0.1, 0.1, 0.1], "available_memory_gb": 1.0, "busiest": []}
 
 
 class Scene:
-    """A study whose programs only leave what the real ones would."""
+    """A study with fake training and evaluation programs that write the files of the real ones."""
 
     def __init__(self, root: Path) -> None:
         self.folder: StudyFolder = open_study(root, STUDY)
@@ -40,18 +40,18 @@ class Scene:
         self.lock = Lock(root.parent / "lock", "")
 
     def run_logged(self, command: Sequence[str], log: Path, *_: Any) -> int:
-        cell = next(each for each in self.folder.study.cells if each.name == log.parent.name)
+        run = next(each for each in self.folder.study.runs if each.name == log.parent.name)
         program = command[3]  # after `python -m rlcb`
-        self.calls.append(f"{program} {cell.name}")
+        self.calls.append(f"{program} {run.name}")
         log.write_text(f"{program}: failed: the world ended\n")
-        self.during(cell.name)
+        self.during(run.name)
         status = (
-            "interrupted" if self.stop.received else "failed" if cell.name in self.failing else "completed"
+            "interrupted" if self.stop.received else "failed" if run.name in self.failing else "completed"
         )
         if program == "evaluate":
             put(log.parent, None, evaluation())
         else:
-            put(log.parent, record_of(cell, status))
+            put(log.parent, record_for(run, status))
         return {"completed": 0, "failed": 1, "interrupted": 130}[status]
 
     def sleep(self, seconds: float, on_poll: Callable[[float], None]) -> None:
@@ -62,7 +62,7 @@ class Scene:
     def run(self, retry_failed: bool = False) -> list[console.Outcome]:
         progress = StudyProgress()
         return Runner(self.folder, self.stop, progress, self.lock, retry_failed).run_all(
-            self.folder.study.cells
+            self.folder.study.runs
         )
 
 
@@ -75,76 +75,76 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return made
 
 
-def cell_of(scene: Scene, number: int) -> PlannedRun:
-    return scene.folder.study.cells[number - 1]
+def planned_run(scene: Scene, number: int) -> PlannedRun:
+    return scene.folder.study.runs[number - 1]
 
 
-def test_every_run_is_trained_and_then_evaluated_with_a_rest_between_two(scene: Scene) -> None:
+def test_every_run_is_trained_then_evaluated_with_a_cooldown_between_runs(scene: Scene) -> None:
     outcomes = scene.run()
     assert [outcome.status for outcome in outcomes] == ["completed"] * 4
     expected: list[str] = []
-    for cell in scene.folder.study.cells:
-        expected += [f"train {cell.name}", f"evaluate {cell.name}", "rest"]
+    for run in scene.folder.study.runs:
+        expected += [f"train {run.name}", f"evaluate {run.name}", "rest"]
     assert scene.calls == expected[:-1]
     assert scene.rests == [7.0] * 3
 
 
-def test_what_is_done_is_neither_repeated_nor_rested_after(scene: Scene) -> None:
+def test_finished_runs_are_not_repeated_and_cause_no_cooldown(scene: Scene) -> None:
     scene.run()
-    (scene.folder.run_folder(cell_of(scene, 3)) / "evaluation" / "0.json").unlink()
+    (scene.folder.run_folder(planned_run(scene, 3)) / "evaluation" / "0.json").unlink()
     scene.calls.clear()
     scene.run()
-    assert scene.calls == [f"evaluate {cell_of(scene, 3).name}"]
+    assert scene.calls == [f"evaluate {planned_run(scene, 3).name}"]
 
 
-def test_a_failure_is_reported_and_only_retried_when_asked(
+def test_a_failure_is_reported_and_only_retried_with_retry_failed(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name = cell_of(scene, 2).name
+    name = planned_run(scene, 2).name
     scene.failing = {name}
     outcomes = scene.run()
     assert [outcome.status for outcome in outcomes] == ["completed", "failed", "completed", "completed"]
     assert outcomes[1].reason == "the world ended"
     assert "FAILED: the world ended" in capsys.readouterr().out
     scene.calls.clear()
-    assert scene.run()[1].reason == "the world ended (in an earlier start)"
+    assert scene.run()[1].reason == "the world ended (earlier)"
     assert scene.calls == []
     scene.failing = set()
     assert [outcome.status for outcome in scene.run(retry_failed=True)] == ["completed"] * 4
     assert scene.calls == [f"train {name}", f"evaluate {name}"]
 
 
-def test_after_a_signal_nothing_else_is_started(scene: Scene) -> None:
+def test_no_program_starts_after_a_signal(scene: Scene) -> None:
     scene.during = lambda name: scene.stop.received.append(signal.SIGTERM)
     with pytest.raises(Interrupted) as interruption:
         scene.run()
     assert interruption.value.exit_code == 143
-    assert scene.calls == [f"train {cell_of(scene, 1).name}"]
+    assert scene.calls == [f"train {planned_run(scene, 1).name}"]
 
 
-def test_a_run_that_another_machine_has_is_left_to_it(scene: Scene) -> None:
-    folder = scene.folder.run_folder(cell_of(scene, 1))
+def test_a_run_locked_by_another_process_is_not_started(scene: Scene) -> None:
+    folder = scene.folder.run_folder(planned_run(scene, 1))
     folder.mkdir()
     other = Lock(folder / "study.lock", "")
     other.acquire(scene.folder.root)
     outcome = scene.run()[0]
     other.release()
     assert outcome.status == "failed"
-    assert "run elsewhere" in outcome.reason
-    assert not any(cell_of(scene, 1).name in call for call in scene.calls)
+    assert "another process runs" in outcome.reason
+    assert not any(planned_run(scene, 1).name in call for call in scene.calls)
 
 
-def test_the_load_at_each_start_is_written_down(scene: Scene) -> None:
+def test_the_log_records_the_load_at_each_start(scene: Scene) -> None:
     scene.run()
     lines = (scene.folder.root / "study_log.jsonl").read_text().splitlines()
     loads = [each["load"] for each in map(json.loads, lines) if each["event"] == "start"]
     assert loads == [NO_LOAD] * 4
 
 
-def test_lines_say_how_far_the_study_is(
+def test_progress_lines_show_the_completed_share_and_the_time_left(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(console, "LINE_INTERVAL_SECONDS", 0.0)
     scene.run()
     lines = [line for line in capsys.readouterr().out.splitlines() if "of the study" in line]
     shares = [int(line.partition("%")[0]) for line in lines]
@@ -155,7 +155,7 @@ def test_lines_say_how_far_the_study_is(
     )
 
 
-def test_the_plan_begins_with_the_number_of_runs_and_the_time(
+def test_the_plan_starts_with_the_number_of_runs_and_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console, "PLAN_ROWS", 2)

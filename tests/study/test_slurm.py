@@ -1,4 +1,4 @@
-"""A study as a SLURM job array: what is submitted, and what the array's tasks do."""
+"""A study as a SLURM job array: the submitted jobs and the commands of the array's tasks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from rlcb.cli.benchmark import main
 from rlcb.paths import PROJECT
-from rlcb.study.slurm import array_of, minutes_of
-from tests.study.test_study import evaluation, put, record_of, study
+from rlcb.study.slurm import array_ranges, time_limit_minutes
+from tests.study.test_study import evaluation, put, record_for, study
 
 SCRIPT = PROJECT / "cluster" / "slurm_array.sbatch"
 STUDY = ("--algorithms", "ppo", "a2c", "--duration", "0.5", "--evaluate-episodes", "100")
@@ -22,7 +22,7 @@ STUDY = ("--algorithms", "ppo", "a2c", "--duration", "0.5", "--evaluate-episodes
 
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH with an sbatch that writes down its arguments, one line a job, and gives numbers from 71 on."""
+    """A fake sbatch on PATH that records its arguments, one line per job, and numbers jobs from 71."""
     programs = tmp_path / "bin"
     programs.mkdir()
     calls = tmp_path / "calls"
@@ -46,15 +46,15 @@ def calls_in(path: Path) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("numbers", "text"), [([1], "1"), ([1, 2, 3, 5], "1-3,5"), ([7, 2, 9, 8], "2,7-9"), ([1, 3], "1,3")]
 )
-def test_numbers_of_an_array_are_written_as_ranges(numbers: list[int], text: str) -> None:
-    assert array_of(numbers) == text
+def test_array_numbers_are_written_as_ranges(numbers: list[int], text: str) -> None:
+    assert array_ranges(numbers) == text
 
 
-def test_the_time_asked_for_has_room() -> None:
-    assert minutes_of(3600) * 60 > 3600 * 1.25 + 599
+def test_the_time_limit_includes_a_margin() -> None:
+    assert time_limit_minutes(3600) * 60 > 3600 * 1.25 + 599
 
 
-def test_a_study_is_submitted_as_an_array_and_a_comparison_behind_it(
+def test_a_study_is_submitted_as_a_job_array_followed_by_a_comparison_job(
     tmp_path: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "my study"
@@ -72,13 +72,13 @@ def test_a_study_is_submitted_as_an_array_and_a_comparison_behind_it(
     assert "Job array 71" in capsys.readouterr().out
 
 
-def test_only_what_is_left_is_submitted(tmp_path: Path, sbatch: Path) -> None:
+def test_only_the_remaining_runs_are_submitted(tmp_path: Path, sbatch: Path) -> None:
     root = tmp_path / "s"
-    cells = study(algorithms=["ppo", "a2c"]).cells
+    runs = study(algorithms=["ppo", "a2c"]).runs
     arguments = [*STUDY, "--output-dir", str(root), "--launcher", "slurm"]
     assert main(arguments) == 0
-    put(root / cells[0].name, record_of(cells[0]), evaluation())
-    put(root / cells[1].name, record_of(cells[1], "failed"))
+    put(root / runs[0].name, record_for(runs[0]), evaluation())
+    put(root / runs[1].name, record_for(runs[1], "failed"))
     assert main(arguments) == 0
     assert main([*arguments, "--retry-failed"]) == 0
     arrays = [next(each for each in call if "--array" in each) for call in calls_in(sbatch)[::2]]
@@ -95,7 +95,7 @@ def test_a_dry_run_prints_the_command_and_needs_no_slurm(
     assert not (tmp_path / "s").exists()
 
 
-def test_without_sbatch_there_is_one_line(
+def test_missing_sbatch_is_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -107,7 +107,7 @@ def test_without_sbatch_there_is_one_line(
     assert not (tmp_path / "s").exists()
 
 
-def test_what_sbatch_refuses_is_said(
+def test_the_error_message_of_sbatch_is_shown(
     tmp_path: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = sbatch.with_name("bin") / "sbatch"
@@ -130,13 +130,13 @@ def task(folder: Path, *arguments: str, **environment: str) -> subprocess.Comple
     )
 
 
-def test_a_task_runs_the_cell_of_its_number() -> None:
+def test_a_task_runs_the_run_with_its_number() -> None:
     done = task(PROJECT, "my study", "--retry-failed", SLURM_ARRAY_TASK_ID="3")
     assert done.stdout.strip() == "run_benchmark.py --output-dir my study --cell 3 --retry-failed"
     assert done.returncode == 0
 
 
-def test_the_script_says_how_it_is_meant(tmp_path: Path) -> None:
+def test_the_job_script_prints_its_usage(tmp_path: Path) -> None:
     for done in (task(PROJECT, "my_study"), task(PROJECT, SLURM_ARRAY_TASK_ID="3")):
         assert done.returncode == 2
         assert "usage: sbatch --array" in done.stderr
@@ -145,14 +145,14 @@ def test_the_script_says_how_it_is_meant(tmp_path: Path) -> None:
     assert "project's folder" in done.stderr
 
 
-@pytest.mark.parametrize(("cell", "said"), [("0", "1 to 4"), ("5", "1 to 4")])
-def test_a_cell_must_be_of_the_study(
-    tmp_path: Path, sbatch: Path, capsys: pytest.CaptureFixture[str], cell: str, said: str
+@pytest.mark.parametrize(("run", "said"), [("0", "1 to 4"), ("5", "1 to 4")])
+def test_a_run_number_outside_the_study_is_rejected(
+    tmp_path: Path, sbatch: Path, capsys: pytest.CaptureFixture[str], run: str, said: str
 ) -> None:
     root = str(tmp_path / "s")
-    assert main([*STUDY, "--output-dir", root, "--cell", cell]) == 2
+    assert main([*STUDY, "--output-dir", root, "--cell", run]) == 2
     assert "holds no study" in capsys.readouterr().err
     assert main([*STUDY, "--output-dir", root, "--launcher", "slurm"]) == 0
     capsys.readouterr()
-    assert main(["--output-dir", root, "--cell", cell]) == 2
+    assert main(["--output-dir", root, "--cell", run]) == 2
     assert said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A study: its runs, their order and settings, how they stand, and how long they take."""
+"""A study: its planned runs, their order, settings and states, and its time estimates."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from rlcb.config.yaml_file import parse_settings
 from rlcb.errors import UsageError
 from rlcb.paths import PROJECT
 from rlcb.study.folder import StudyFolder, open_study
-from rlcb.study.settings import settings_of
-from rlcb.study.state import EVALUATION_START_SECONDS, START_SECONDS, Estimate, last_row, reason_in, state_of
+from rlcb.study.settings import configuration_settings
+from rlcb.study.state import (
+    EVALUATION_START_SECONDS,
+    START_SECONDS,
+    TimeEstimate,
+    failure_reason,
+    last_row,
+    read_state,
+)
 from rlcb.study.study import Study, build_study
 
 
@@ -34,26 +41,26 @@ PPO = ("--algorithms", "ppo", "--duration", 0.5)
 # --- The matrix ---------------------------------------------------------------------------------------------
 
 
-def test_by_seed_every_configuration_comes_once_before_the_next_seed() -> None:
-    cells = study(seeds=[7, 8], envs=["coinrun", "maze"]).cells
-    assert [cell.number for cell in cells] == list(range(1, 17))
-    assert [cell.seed for cell in cells] == [7] * 8 + [8] * 8
-    first, second = ([(c.algorithm, c.mode, c.env) for c in cells if c.seed == seed] for seed in (7, 8))
+def test_by_seed_runs_every_configuration_before_the_next_seed() -> None:
+    runs = study(seeds=[7, 8], envs=["coinrun", "maze"]).runs
+    assert [run.number for run in runs] == list(range(1, 17))
+    assert [run.seed for run in runs] == [7] * 8 + [8] * 8
+    first, second = ([(c.algorithm, c.mode, c.env) for c in runs if c.seed == seed] for seed in (7, 8))
     assert first == second
     assert len({*first}) == 8
 
 
-def test_by_config_all_seeds_of_a_configuration_come_in_a_row() -> None:
-    cells = study(seeds=[8, 7], envs=["coinrun", "maze"], order="by-config").cells
-    assert [cell.seed for cell in cells] == [8, 7] * 8
-    pairs = [(c.algorithm, c.mode, c.env) for c in cells]
+def test_by_config_runs_all_seeds_of_a_configuration_in_a_row() -> None:
+    runs = study(seeds=[8, 7], envs=["coinrun", "maze"], order="by-config").runs
+    assert [run.seed for run in runs] == [8, 7] * 8
+    pairs = [(c.algorithm, c.mode, c.env) for c in runs]
     assert pairs[::2] == pairs[1::2]
     assert len({*pairs}) == 8
 
 
-def test_sequential_a3c_is_left_out_and_said_so() -> None:
+def test_sequential_a3c_is_left_out_with_a_reason() -> None:
     both = study(algorithms=["a3c", "a2c"])
-    assert [(c.algorithm, c.mode) for c in both.cells] == [
+    assert [(c.algorithm, c.mode) for c in both.runs] == [
         ("a3c", "parallel"),
         ("a2c", "sequential"),
         ("a2c", "parallel"),
@@ -72,7 +79,7 @@ def test_sequential_a3c_is_left_out_and_said_so() -> None:
         ({"algorithms": ["dqn"]}, "dqn"),
         ({"modes": "parallel"}, "modes"),
         ({"envs": ["coinrun", "procgen-coinrun-v0"]}, "procgen-coinrun-v0"),
-        ({"seeds": [1, 2, 1]}, "1 is named twice"),
+        ({"seeds": [1, 2, 1]}, "1 is given twice"),
         ({"seeds": [-1]}, "-1"),
         ({"envs": ["a/b-v0", "a-b-v0"]}, "share their folders"),
         ({"duration": 0.5, "total_timesteps": 100}, "one budget"),
@@ -82,14 +89,14 @@ def test_sequential_a3c_is_left_out_and_said_so() -> None:
         ({"order": "random"}, "order"),
     ],
 )
-def test_a_wrong_study_is_refused_with_the_key_or_value(settings: dict[str, Any], named: str) -> None:
+def test_an_invalid_study_is_rejected_with_the_key_or_value(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError) as error:
         study(**settings)
     assert named in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_algorithms_and_games_are_known_by_any_form_of_their_names() -> None:
+def test_algorithms_and_games_are_accepted_in_every_spelling() -> None:
     made = study(algorithms=["PPO"], envs=["coinrun", "procgen:procgen-maze-v0"])
     assert made.algorithms == ["ppo"]
     assert made.envs == ["procgen-coinrun-v0", "procgen-maze-v0"]
@@ -99,7 +106,7 @@ def test_algorithms_and_games_are_known_by_any_form_of_their_names() -> None:
 # --- Settings -----------------------------------------------------------------------------------------------
 
 
-def test_the_more_special_setting_wins_and_others_do_not_see_it() -> None:
+def test_the_most_specific_setting_wins_and_other_runs_do_not_get_it() -> None:
     made = study(
         set={
             "ppo_parallel:training.gamma": 0.93,
@@ -110,7 +117,7 @@ def test_the_more_special_setting_wins_and_others_do_not_see_it() -> None:
         num_envs=12,
         num_workers=3,
     )
-    found = {pair: settings_of(made, *pair) for pair in made.configurations}
+    found = {pair: configuration_settings(made, *pair) for pair in made.configurations}
     gammas = [found[pair]["training"]["gamma"] for pair in found]
     assert gammas == [0.92, 0.93, 0.91, 0.91]
     assert {pair: data["env"]["num_envs"] for pair, data in found.items()} == dict.fromkeys(found, 12)
@@ -119,10 +126,11 @@ def test_the_more_special_setting_wins_and_others_do_not_see_it() -> None:
         assert (data.get("parallel") or {}).get("num_workers") == (3 if mode == "parallel" else None)
 
 
-def test_workers_of_impala_are_its_actors() -> None:
+def test_num_workers_sets_the_actors_of_impala() -> None:
     made = study(algorithms=["impala"], num_workers=3)
-    assert settings_of(made, "impala", "parallel")["impala"]["num_actors"] == 3
-    assert (settings_of(made, "impala", "sequential").get("impala") or {}).get("num_actors") is None
+    assert configuration_settings(made, "impala", "parallel")["impala"]["num_actors"] == 3
+    sequential = configuration_settings(made, "impala", "sequential")
+    assert (sequential.get("impala") or {}).get("num_actors") is None
 
 
 @pytest.mark.parametrize(
@@ -145,7 +153,7 @@ def test_workers_of_impala_are_its_actors() -> None:
         (("--study", "nowhere.yaml"), "nowhere.yaml"),
     ],
 )
-def test_what_no_run_could_begin_with_is_refused_before_anything_is_written(
+def test_invalid_input_is_rejected_before_anything_is_written(
     tmp_path: Path, flags: tuple[str, ...], named: str
 ) -> None:
     with pytest.raises(UsageError) as error:
@@ -155,7 +163,7 @@ def test_what_no_run_could_begin_with_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_values_of_settings_are_read_as_yaml() -> None:
+def test_values_of_settings_are_parsed_as_yaml() -> None:
     assert parse_settings(["a.b=1e-3", "ppo:c.d=[1, 2]", "e.f=x=y"]) == {
         "a.b": 0.001,
         "ppo:c.d": [1, 2],
@@ -166,7 +174,7 @@ def test_values_of_settings_are_read_as_yaml() -> None:
 # --- The folder ---------------------------------------------------------------------------------------------
 
 
-def test_flags_go_over_the_file_whose_paths_are_seen_from_its_folder(tmp_path: Path) -> None:
+def test_flags_override_the_study_file_and_its_paths_start_at_its_folder(tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("training: {gamma: 0.5, batch_size: 32}\n")
     text = "algorithms: [ppo]\nseeds: [1, 2]\nduration: 2\nconfig: {ppo: my.yaml}\nset: {env.num_envs: 8}\n"
     (tmp_path / "study.yml").write_text(text)
@@ -181,18 +189,18 @@ def test_flags_go_over_the_file_whose_paths_are_seen_from_its_folder(tmp_path: P
         assert (config.env.num_envs, config.training.n_steps) == (8, 8)
 
 
-def test_the_example_is_a_study(tmp_path: Path) -> None:
+def test_the_example_study_is_valid(tmp_path: Path) -> None:
     folder = open_with(tmp_path / "s", "--study", PROJECT / "config" / "studies" / "example.yaml")
-    assert len(folder.study.cells) == 7 * 2 * 3
+    assert len(folder.study.runs) == 7 * 2 * 3
 
 
-def test_a_begun_study_is_as_it_was_written(tmp_path: Path) -> None:
+def test_an_existing_study_opens_as_it_was_written(tmp_path: Path) -> None:
     root = tmp_path / "s"
     flags = (*PPO, "--seeds", 1, 2, "--set", "training.gamma=0.9", "--cooldown", 3)
     first = open_with(root, *flags)
     first.write()
     for again in (open_with(root), open_with(root, *flags), open_with(root, "--duration", 0.5)):
-        assert again.begun
+        assert again.exists
         assert again.study == first.study
         assert again.configs == first.configs
     assert {path.name for path in (root / "configs").iterdir()} == {
@@ -213,7 +221,7 @@ def test_a_begun_study_is_as_it_was_written(tmp_path: Path) -> None:
         (("--order", "by-config"), ["order"]),
     ],
 )
-def test_other_settings_for_a_begun_study_are_named(
+def test_changed_settings_of_an_existing_study_are_rejected_by_name(
     tmp_path: Path, flags: tuple[object, ...], said: list[str]
 ) -> None:
     root = tmp_path / "s"
@@ -226,7 +234,7 @@ def test_other_settings_for_a_begun_study_are_named(
     assert (root / "study.yaml").read_bytes() == before
 
 
-def test_rests_and_evaluations_may_change(tmp_path: Path) -> None:
+def test_cooldown_and_evaluation_episodes_may_change(tmp_path: Path) -> None:
     open_with(tmp_path / "s", *PPO).write()
     study = open_with(tmp_path / "s", "--cooldown", 9, "--evaluate-episodes", 7).study
     assert (study.cooldown, study.evaluate_episodes) == (9, 7)
@@ -237,14 +245,14 @@ def test_a_study_can_be_extended_but_not_made_smaller(tmp_path: Path) -> None:
     open_with(root, *PPO, "--seeds", 1, 2).write()
     more = ("--seeds", 1, 2, 3, "--algorithms", "ppo", "a2c")
     grown = open_with(root, *more, extend=True)
-    assert len(grown.study.cells) == 3 * 4
+    assert len(grown.study.runs) == 3 * 4
     grown.write()
     assert open_with(root).study == grown.study
     with pytest.raises(UsageError, match="seeds = 1 2 3 there, 1 now"):
         open_with(root, "--seeds", 1, extend=True)
 
 
-def test_runs_keep_the_configuration_that_the_study_began_with(tmp_path: Path) -> None:
+def test_runs_keep_the_configuration_of_the_first_start(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text("training: {gamma: 0.5}\n")
     flags = (*PPO, "--config", f"ppo={file}")
@@ -256,7 +264,7 @@ def test_runs_keep_the_configuration_that_the_study_began_with(tmp_path: Path) -
         open_with(tmp_path / "s", *flags)
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_holds_no_study_is_rejected_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(UsageError, match="not empty"):
         open_with(tmp_path, *PPO)
@@ -266,16 +274,16 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         open_with(tmp_path / "new", "--seeds", 1)
 
 
-# --- How runs stand -----------------------------------------------------------------------------------------
+# --- States of runs -----------------------------------------------------------------------------------------
 
 
-def record_of(cell: Any, status: str = "completed", **more: Any) -> dict[str, Any]:
+def record_for(run: Any, status: str = "completed", **more: Any) -> dict[str, Any]:
     return {
         "status": status,
-        "algorithm": cell.algorithm,
-        "training_mode": cell.mode,
-        "env": cell.env,
-        "seed": cell.seed,
+        "algorithm": run.algorithm,
+        "training_mode": run.mode,
+        "env": run.env,
+        "seed": run.seed,
         "total_timesteps": 1000,
         "duration_hours": 0.25,
         "average_fps": 50.0,
@@ -299,22 +307,22 @@ def put(folder: Path, record: dict[str, Any] | None, *evaluations: dict[str, Any
     return folder
 
 
-def test_how_a_run_stands_is_read_from_its_folder(tmp_path: Path) -> None:
+def test_the_state_of_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     made = study()
-    cell = made.cells[0]
-    assert state_of(made, cell, tmp_path / "none").text == "to do"
+    run = made.runs[0]
+    assert read_state(made, run, tmp_path / "none").text == "to do"
     folder = put(tmp_path / "run", None)
-    assert state_of(made, cell, folder).text == "unfinished"
+    assert read_state(made, run, folder).text == "unfinished"
     for status in ("interrupted", "failed"):
-        state = state_of(made, cell, put(folder, record_of(cell, status)))
-        assert (state.text, state.begun, state.done) == (status, True, False)
-    state = state_of(made, cell, put(folder, record_of(cell)))
-    assert (state.text, state.begun, state.done) == ("not evaluated", False, False)
+        state = read_state(made, run, put(folder, record_for(run, status)))
+        assert (state.text, state.resumable, state.done) == (status, True, False)
+    state = read_state(made, run, put(folder, record_for(run)))
+    assert (state.text, state.resumable, state.done) == ("not evaluated", False, False)
     assert state.elapsed_seconds == 900
-    state = state_of(made, cell, put(folder, record_of(cell), evaluation()))
+    state = read_state(made, run, put(folder, record_for(run), evaluation()))
     assert (state.text, state.done) == ("completed", True)
     (folder / "benchmark_metrics.json").write_text('{"status": "comp')
-    assert state_of(made, cell, folder).text == "unfinished"
+    assert read_state(made, run, folder).text == "unfinished"
 
 
 @pytest.mark.parametrize(
@@ -327,21 +335,21 @@ def test_how_a_run_stands_is_read_from_its_folder(tmp_path: Path) -> None:
         {"env": "procgen-maze-v0"},
     ],
 )
-def test_another_evaluation_is_not_that_of_the_study(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_an_evaluation_with_other_settings_does_not_count(tmp_path: Path, other: dict[str, Any]) -> None:
     made = study()
-    folder = put(tmp_path, record_of(made.cells[0]), evaluation(**other))
-    assert not state_of(made, made.cells[0], folder).done
-    assert state_of(study(evaluate_episodes=0), made.cells[0], folder).done
+    folder = put(tmp_path, record_for(made.runs[0]), evaluation(**other))
+    assert not read_state(made, made.runs[0], folder).done
+    assert read_state(study(evaluate_episodes=0), made.runs[0], folder).done
 
 
-def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_another_run_is_rejected(tmp_path: Path) -> None:
     made = study()
-    put(tmp_path, record_of(made.cells[0], seed=5))
+    put(tmp_path, record_for(made.runs[0], seed=5))
     with pytest.raises(UsageError, match="another run"):
-        state_of(made, made.cells[0], tmp_path)
+        read_state(made, made.runs[0], tmp_path)
 
 
-def test_the_newest_whole_row_counts(tmp_path: Path) -> None:
+def test_the_newest_complete_row_is_read(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "PPO_Sequential"
     log.mkdir(parents=True)
     (log / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n{"upda')
@@ -358,47 +366,47 @@ def test_the_newest_whole_row_counts(tmp_path: Path) -> None:
         ),
         ("train_timed.py: error: cannot make it\n\n", "cannot make it"),
         ("Traceback (most recent call last):\n  File x\nKeyError: 'a'\n", "KeyError: 'a'"),
-        ("=== 2026 train.py\n", "it said nothing"),
+        ("=== 2026 train.py\n", "it printed nothing"),
     ],
 )
-def test_the_reason_of_a_failure_is_what_the_program_said_last(
+def test_the_reason_of_a_failure_is_the_last_message_in_the_log(
     tmp_path: Path, text: str, reason: str
 ) -> None:
     (tmp_path / "log").write_text(text)
-    assert reason_in(tmp_path / "log") == reason
+    assert failure_reason(tmp_path / "log") == reason
 
 
-# --- How long it takes --------------------------------------------------------------------------------------
+# --- Time estimates -----------------------------------------------------------------------------------------
 
 
 def test_the_time_of_a_timed_study_is_the_sum_of_its_parts(tmp_path: Path) -> None:
     made = study(duration=0.5, cooldown=10.0, seeds=[1, 2])
-    first, second = made.cells[:2]
-    put(tmp_path / first.name, record_of(first), evaluation())
-    put(tmp_path / second.name, record_of(second, "interrupted"))
-    states = {cell.name: state_of(made, cell, tmp_path / cell.name) for cell in made.cells}
+    first, second = made.runs[:2]
+    put(tmp_path / first.name, record_for(first), evaluation())
+    put(tmp_path / second.name, record_for(second, "interrupted"))
+    states = {run.name: read_state(made, run, tmp_path / run.name) for run in made.runs}
     one_evaluation = EVALUATION_START_SECONDS + 30
     expected = 7 * (1800 + START_SECONDS + one_evaluation) - 900 + 6 * 10
-    assert Estimate(made, states).total_left(made.cells, states) == pytest.approx(expected)
+    assert TimeEstimate(made, states).total_remaining(made.runs, states) == pytest.approx(expected)
 
 
-def test_the_time_of_a_number_of_timesteps_comes_from_runs_like_it(tmp_path: Path) -> None:
+def test_the_time_of_a_timestep_budget_comes_from_similar_runs(tmp_path: Path) -> None:
     made = study(total_timesteps=1000, evaluate_episodes=0)
-    fast, slow = made.cells[:2]
-    states = {cell.name: state_of(made, cell, tmp_path / cell.name) for cell in made.cells}
-    estimate = Estimate(made, states)
-    assert estimate.total_left(made.cells, states) is None
+    fast, slow = made.runs[:2]
+    states = {run.name: read_state(made, run, tmp_path / run.name) for run in made.runs}
+    estimate = TimeEstimate(made, states)
+    assert estimate.total_remaining(made.runs, states) is None
     assert estimate.training(fast, fps=20.0) == pytest.approx(50)
-    put(tmp_path / fast.name, record_of(fast, average_fps=100.0))
-    put(tmp_path / slow.name, record_of(slow, average_fps=50.0))
-    states = {cell.name: state_of(made, cell, tmp_path / cell.name) for cell in made.cells}
-    estimate = Estimate(made, states)
+    put(tmp_path / fast.name, record_for(fast, average_fps=100.0))
+    put(tmp_path / slow.name, record_for(slow, average_fps=50.0))
+    states = {run.name: read_state(made, run, tmp_path / run.name) for run in made.runs}
+    estimate = TimeEstimate(made, states)
     assert estimate.training(fast) == pytest.approx(10)
     assert estimate.training(slow) == pytest.approx(20)
-    assert estimate.training(made.cells[2]) == pytest.approx(1000 / 75)
+    assert estimate.training(made.runs[2]) == pytest.approx(1000 / 75)
 
 
-def test_what_is_written_can_be_given_as_a_study_file(tmp_path: Path) -> None:
+def test_study_yaml_can_be_given_as_a_study_file(tmp_path: Path) -> None:
     first = open_with(tmp_path / "a", *PPO, "--seeds", 4)
     first.write()
     assert yaml.safe_load((tmp_path / "a" / "study.yaml").read_text())["seeds"] == [4]

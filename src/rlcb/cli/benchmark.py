@@ -1,4 +1,4 @@
-"""The command line of a study, and its way from the plan to the comparison."""
+"""Command `rlcb benchmark` (run_benchmark.py): plan, run, evaluate and compare a study."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rlcb.processes.machine_lock import Lock, machine_lock_path
 from rlcb.processes.signals import StopSignal
 from rlcb.study.console import Outcome, StudyProgress, print_outcomes, print_plan
 from rlcb.study.folder import StudyFolder, open_study, read_study_file
-from rlcb.study.runner import Runner, in_turn
-from rlcb.study.state import State
+from rlcb.study.runner import Runner, acquire_in_turn
+from rlcb.study.state import RunState
 from rlcb.study.study import PlannedRun, Study
 
 DESCRIPTION = """
 Run algorithms x modes x environments x seeds one after another, each with the
 same budget; evaluate every final checkpoint on training and unseen levels;
-compare them all.
+compare the runs.
 """
 
 EXAMPLES = """
@@ -33,29 +33,29 @@ examples:
         --envs coinrun --seeds 42 43 44 --duration 0.5 \\
         --output-dir benchmarks/my_study
 
-  Ctrl-C saves the run that goes on. To go on where the study was:
+  Ctrl-C saves the current run. Resume the study:
     run_benchmark.py --output-dir benchmarks/my_study
 
-  The plan, and how the runs of a study stand, without running anything:
+  Print the plan and the state of each run, without running anything:
     run_benchmark.py --output-dir benchmarks/my_study --dry-run
 
-  The failed runs once more; two seeds more:
+  Retry the failed runs; add two seeds:
     run_benchmark.py --output-dir benchmarks/my_study --retry-failed
     run_benchmark.py --output-dir benchmarks/my_study \\
         --seeds 42 43 44 45 46 --extend
 
-  A smaller network in all runs; more epochs in PPO's; a file of your own:
+  A smaller network in all runs; more epochs for PPO; your own file:
     ... --set model.architecture=nature --set ppo:training.n_epochs=6
     ... --config ppo_parallel=my.yaml
 
-  From a file, each run as a task of a SLURM job array:
+  A study from a file, each run as a task of a SLURM job array:
     run_benchmark.py --study config/studies/example.yaml \\
         --output-dir benchmarks/my_study --launcher slurm \\
         --slurm-option partition=cpu --slurm-option constraint=epyc
 
-A study that has begun keeps its settings: what is not given is as it was, and
-what is given must be the same, except --cooldown and --evaluate-episodes. Only
-one study runs on a machine at a time.
+An existing study keeps its settings: flags may be left out, and flags that are
+given must have the same values, except --cooldown and --evaluate-episodes.
+Only one study runs on a machine at a time.
 Exit code: 0 all runs completed, 1 some failed, 2 wrong input, 130 or 143
 interrupted (SIGINT or SIGTERM).
 """
@@ -68,7 +68,7 @@ def make_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_matrix_flags(parser.add_argument_group("the study"))
-    _add_run_flags(parser.add_argument_group("its runs"))
+    _add_run_flags(parser.add_argument_group("the runs"))
     _add_action_flags(parser.add_argument_group("this start"))
     return parser
 
@@ -76,7 +76,7 @@ def make_parser() -> Parser:
 def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--output-dir", type=Path, metavar="DIR", help="folder of the study (default: new in benchmarks/)")
-    add("--study", type=Path, metavar="FILE", help="YAML file with the settings; flags go over it")
+    add("--study", type=Path, metavar="FILE", help="YAML file with the settings; flags override it")
     add(
         "--algorithms",
         nargs="+",
@@ -91,7 +91,7 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
         type=str.lower,
         choices=ONE_MACHINE,
         metavar="NAME",
-        help="sequential parallel (default: both; A3C has no sequential one)",
+        help="sequential parallel (default: both; A3C has no sequential mode)",
     )
     add("--envs", nargs="+", metavar="ID", help="Procgen games or Gymnasium ids (default: coinrun)")
     add("--seeds", nargs="+", type=count, metavar="N", help="training seeds (default: 42)")
@@ -103,34 +103,34 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
     add(
         "--order",
         choices=("by-seed", "by-config"),
-        help="by-seed (default): every configuration once, then the next seed, so that a machine that "
-        "slows down favours none; by-config: all seeds of one in a row",
+        help="by-seed (default): every configuration with one seed, then with the next, so that a machine "
+        "that slows down affects all equally; by-config: all seeds of a configuration in a row",
     )
     add(
         "--evaluate-episodes",
         type=count,
         metavar="N",
-        help="episodes of each split after each run (default: 100), 0 for none",
+        help="evaluation episodes on each split after each run (default: 100), 0 for none",
     )
-    add("--cooldown", type=float, metavar="SECONDS", help="rest between two runs (default: 0)")
+    add("--cooldown", type=float, metavar="SECONDS", help="wait between two runs (default: 0)")
 
 
 def _add_run_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--num-envs", type=count, metavar="N", help="environments of each run, in all")
+    add("--num-envs", type=count, metavar="N", help="total number of environments of each run")
     add(
         "--num-workers",
         type=count,
         metavar="N",
-        help="processes of each parallel run: workers, one per core by default, or actors of IMPALA, which "
-        "measures by default how many are best",
+        help="processes of each parallel run: workers (default: one per core), or actors for IMPALA "
+        "(default: measured)",
     )
     add(
         "--config",
         action="append",
         default=[],
         metavar="NAME=FILE",
-        help="settings of an algorithm (ppo=FILE) or of one in one mode (ppo_parallel=FILE); "
+        help="configuration file of an algorithm (ppo=FILE) or of an algorithm and mode (ppo_parallel=FILE); "
         "default: config/<algorithm>_<mode>.yaml",
     )
     add(
@@ -138,29 +138,34 @@ def _add_run_flags(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="any setting, for all runs, or for some: ppo:KEY=VALUE, parallel:..., ppo_parallel:...",
+        help="override a setting, for all runs or for some: ppo:KEY=VALUE, parallel:..., ppo_parallel:...",
     )
 
 
 def _add_action_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--dry-run", action="store_true", help="print the plan and how the runs stand; run nothing")
-    add("--retry-failed", action="store_true", help="try failed runs again, from their last checkpoint")
-    add("--extend", action="store_true", help="let a study that has begun get more runs")
-    add("--compare-only", action="store_true", help="run nothing, compare what is there")
-    add("--cell", type=count, metavar="K", help="bring only run K of a begun study to its end")
-    add("--launcher", choices=("local", "slurm"), default="local", help="here (default), or as a job array")
+    add("--dry-run", action="store_true", help="print the plan and the state of each run; run nothing")
+    add("--retry-failed", action="store_true", help="retry failed runs from their last checkpoint")
+    add("--extend", action="store_true", help="add runs to an existing study")
+    add("--compare-only", action="store_true", help="run nothing, compare the completed runs")
+    add("--cell", type=count, metavar="K", help="run only run K of an existing study")
+    add(
+        "--launcher",
+        choices=("local", "slurm"),
+        default="local",
+        help="local (default): on this machine; slurm: as a job array",
+    )
     add(
         "--slurm-option",
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="an option of sbatch, without its dashes, as in partition=cpu; may be given several times",
+        help="an option of sbatch without its dashes, such as partition=cpu; may be given several times",
     )
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings of a study that the file and the flags name."""
+    """Return the settings of a study that are given by --study and by flags; flags override the file."""
     given = read_study_file(arguments.study) if arguments.study is not None else {}
     flags = {key: value for key, value in vars(arguments).items() if key in Study.model_fields}
     flags["config"] = {
@@ -179,17 +184,20 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script; returns its exit code."""
-    return exit_code(lambda: run(make_parser().parse_args(argv)))
+    """Run the command; return its exit code."""
+    return exit_code(lambda: run_study(make_parser().parse_args(argv)))
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Do what the flags say. Raises UsageError or RunError."""
+def run_study(arguments: argparse.Namespace) -> int:
+    """Open the study and plan, run, submit or compare it; return the exit code.
+
+    Raises UsageError or RunError.
+    """
     root = arguments.output_dir or Path("benchmarks") / f"study_{time.strftime('%Y%m%d-%H%M%S')}"
     folder = open_study(root, given_settings(arguments), arguments.extend)
     states = folder.states()
     if arguments.cell is not None:
-        return run_cell(folder, arguments)
+        return run_one(folder, arguments)
     if arguments.compare_only:
         return compare(folder, states)
     if arguments.launcher == "slurm":
@@ -204,11 +212,11 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             folder.write()
             runner = Runner(folder, stop, progress, lock, arguments.retry_failed)
-            outcomes = runner.run_all(folder.study.cells)
+            outcomes = runner.run_all(folder.study.runs)
         except Interrupted as interruption:
             progress.close()
             done = sum(state.done for state in runner.states.values())
-            print(f"\nInterrupted: {done} of {len(runner.states)} runs are done. To go on:")
+            print(f"\nInterrupted: {done} of {len(runner.states)} runs are done. To resume:")
             print(f"    python run_benchmark.py --output-dir {root}", flush=True)
             return interruption.exit_code
         finally:
@@ -218,12 +226,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def machine_lock() -> Lock:
+    """Return the lock that allows one study or measurement at a time on this machine."""
     why = "a study and other measurements at once would slow each other down"
     return Lock(machine_lock_path(), why, for_all_users=True)
 
 
 def conclude(folder: StudyFolder, outcomes: Sequence[Outcome]) -> int:
-    """Compare the runs, say which failed; returns the exit code."""
+    """Compare the runs and print the outcomes; return the exit code."""
     try:
         compared = compare(folder, folder.states())
     finally:
@@ -231,58 +240,58 @@ def conclude(folder: StudyFolder, outcomes: Sequence[Outcome]) -> int:
     return EXIT_FAILED if compared or any(outcome.status == "failed" for outcome in outcomes) else 0
 
 
-def compare(folder: StudyFolder, states: dict[str, State]) -> int:
-    """Compare the runs that are there; returns the exit code of the comparison, 1 if there is none."""
+def compare(folder: StudyFolder, states: dict[str, RunState]) -> int:
+    """Compare the completed runs; return the exit code of the comparison, 1 if no run is completed."""
     if not any(state.status == "completed" for state in states.values()):
         print("Nothing to compare: no run is completed", flush=True)
         return EXIT_FAILED
-    from rlcb.cli.compare import main as compare_runs  # draws, so it takes a second to load
+    from rlcb.cli.compare import main as compare_runs  # importing Matplotlib takes a second
 
     print(flush=True)
     code: int = compare_runs(["--runs", str(folder.root), "--output", str(folder.root / "comparison.png")])
     return code
 
 
-def run_cell(folder: StudyFolder, arguments: argparse.Namespace) -> int:
-    """Bring one run to its end, as a task of a job array does; returns the exit code."""
-    cells = folder.study.cells
-    if not folder.begun:
+def run_one(folder: StudyFolder, arguments: argparse.Namespace) -> int:
+    """Train and evaluate one run, as a task of a job array does; return the exit code."""
+    runs = folder.study.runs
+    if not folder.exists:
         raise UsageError(f"--cell {arguments.cell}: {folder.root} holds no study")
-    if not 1 <= arguments.cell <= len(cells):
-        raise UsageError(f"--cell {arguments.cell}: the study has runs 1 to {len(cells)}")
-    cell: PlannedRun = cells[arguments.cell - 1]
+    if not 1 <= arguments.cell <= len(runs):
+        raise UsageError(f"--cell {arguments.cell}: the study has runs 1 to {len(runs)}")
+    run: PlannedRun = runs[arguments.cell - 1]
     progress, lock = StudyProgress(), machine_lock()
     with StopSignal(forwards=True) as stop:
         try:
-            in_turn(lock, folder.root, stop, progress)
-            (outcome,) = Runner(folder, stop, progress, lock, arguments.retry_failed).run_all([cell])
+            acquire_in_turn(lock, folder.root, stop, progress)
+            (outcome,) = Runner(folder, stop, progress, lock, arguments.retry_failed).run_all([run])
         except Interrupted as interruption:
             return interruption.exit_code
         finally:
             progress.close()
             lock.release()
-    print(f"run {cell.number}, {cell.title}: {outcome.status} {outcome.reason}".rstrip(), flush=True)
+    print(f"run {run.number}, {run.title}: {outcome.status} {outcome.reason}".rstrip(), flush=True)
     return EXIT_FAILED if outcome.status == "failed" else 0
 
 
-def launch(folder: StudyFolder, states: dict[str, State], arguments: argparse.Namespace) -> int:
-    """Submit what is left as a job array, or with --dry-run print the commands; returns the exit code."""
+def launch(folder: StudyFolder, states: dict[str, RunState], arguments: argparse.Namespace) -> int:
+    """Submit the remaining runs as a job array, or print the commands (--dry-run); return the exit code."""
     from rlcb.study import slurm
 
     todo = [
-        cell
-        for cell in folder.study.cells
-        if not states[cell.name].done and (arguments.retry_failed or states[cell.name].status != "failed")
+        run
+        for run in folder.study.runs
+        if not states[run.name].done and (arguments.retry_failed or states[run.name].status != "failed")
     ]
-    rest = (arguments.slurm_option, arguments.retry_failed)
+    options = (arguments.slurm_option, arguments.retry_failed)
     if not arguments.dry_run:
         slurm.require_sbatch()
     print_plan(folder, states, arguments.retry_failed)
     if not todo:
         return 0 if all(state.done for state in states.values()) else EXIT_FAILED
     if arguments.dry_run:
-        array = slurm.array_command(folder, todo, states, *rest)
+        array = slurm.array_command(folder, todo, states, *options)
         slurm.print_commands([array, slurm.compare_command(folder, "JOB", arguments.slurm_option)])
         return 0
     folder.write()
-    return slurm.submit_study(folder, todo, states, *rest)
+    return slurm.submit_study(folder, todo, states, *options)

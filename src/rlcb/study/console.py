@@ -1,4 +1,4 @@
-"""What a study prints: the plan, one bar over all runs (or lines without a terminal), how each run ended."""
+"""Output of a study on the terminal: the plan, the progress over all runs, and the outcome of each run."""
 
 from __future__ import annotations
 
@@ -16,73 +16,76 @@ from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.config import Config, flat_settings
 from rlcb.cpu import describe_machine, usable_cores
 from rlcb.study.folder import StudyFolder
-from rlcb.study.state import Estimate, State
+from rlcb.study.state import RunState, TimeEstimate
 from rlcb.study.study import PlannedRun
 from rlcb.text import WIDTH, clock, counted
 
-LINE_SECONDS = 60.0
-BAR_COLUMNS = 13  # percentage and a bar that is still one
+LINE_INTERVAL_SECONDS = 60.0
+BAR_COLUMNS = 13  # least width of the percentage and the bar
 PLAN_ROWS = 40
-LEARNING = ("env.", "model.", "training.")  # sections that the modes of an algorithm should agree in
+LEARNING = ("env.", "model.", "training.")  # sections that should be equal in both modes of an algorithm
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run stands when the study is through with it."""
+    """The outcome of one run in this start of the study."""
 
-    cell: PlannedRun
+    run: PlannedRun
     status: str
-    """completed, failed (in training or evaluation)."""
+    """completed or failed (in training or evaluation)."""
     reason: str = ""
 
 
-def print_plan(folder: StudyFolder, states: Mapping[str, State], retry_failed: bool) -> None:
-    """Print what will run, how long it takes, and how every run stands."""
-    study, cells = folder.study, folder.study.cells
-    estimate = Estimate(study, states)
+def print_plan(folder: StudyFolder, states: Mapping[str, RunState], retry_failed: bool) -> None:
+    """Print which runs will run, how long they take, and the state of every run."""
+    study, runs = folder.study, folder.study.runs
+    estimate = TimeEstimate(study, states)
     todo = [
-        cell
-        for cell in cells
-        if not states[cell.name].done and (states[cell.name].status != "failed" or retry_failed)
+        run
+        for run in runs
+        if not states[run.name].done and (states[run.name].status != "failed" or retry_failed)
     ]
     print("=" * WIDTH)
-    print(f"STUDY of {counted(len(cells), 'run')}: {describe_time(estimate.total_left(todo, states), todo)}")
+    print(
+        f"STUDY of {counted(len(runs), 'run')}: {describe_time(estimate.total_remaining(todo, states), todo)}"
+    )
     print("=" * WIDTH)
     for name, value in _facts(folder, estimate).items():
         print(f"{name:<13} {value}")
     for note in _notes(folder):
         print(f"{'note':<13} {note}")
     print()
-    width = max(len("environment"), *(len(cell.game) for cell in cells))
+    width = max(len("environment"), *(len(run.game) for run in runs))
     print(f"{'run':>4}  {'algorithm':<9}  {'mode':<10}  {'environment':<{width}}  {'seed':>6}  state")
-    for cell in cells[:PLAN_ROWS]:
-        state = states[cell.name].text
-        note = " (or running elsewhere)" if state == "unfinished" else ""
+    for run in runs[:PLAN_ROWS]:
+        state = states[run.name].text
+        note = " (or run by another process)" if state == "unfinished" else ""
         if state == "failed" and not retry_failed:
-            note = " (--retry-failed tries it again)"
+            note = " (--retry-failed retries it)"
         print(
-            f"{cell.number:>4}  {cell.algorithm.upper():<9}  {cell.mode:<10}  {cell.game:<{width}}  "
-            f"{cell.seed:>6}  {state}{note}"
+            f"{run.number:>4}  {run.algorithm.upper():<9}  {run.mode:<10}  {run.game:<{width}}  "
+            f"{run.seed:>6}  {state}{note}"
         )
-    if len(cells) > PLAN_ROWS:
-        print(f" ...  and {len(cells) - PLAN_ROWS} more, all named in study.yaml")
+    if len(runs) > PLAN_ROWS:
+        print(f" ...  and {len(runs) - PLAN_ROWS} more, all listed in study.yaml")
     print("=" * WIDTH, flush=True)
 
 
 def describe_time(seconds: float | None, todo: Sequence[PlannedRun]) -> str:
+    """Describe how many runs are left, how long they take and when they end."""
     if not todo:
         return "nothing is left to run"
     if seconds is None:
-        return f"{len(todo)} to run; the first one will show how long that takes"
+        return f"{len(todo)} to run; the time is unknown until the first run has started"
     end = time.strftime("%a %d %b %H:%M", time.localtime(time.time() + seconds))
     return f"{len(todo)} to run, about {clock(seconds)} in all, until {end}"
 
 
-def _facts(folder: StudyFolder, estimate: Estimate) -> dict[str, str]:
+def _facts(folder: StudyFolder, estimate: TimeEstimate) -> dict[str, str]:
     study, machine = folder.study, describe_machine()
     budget = f"{clock(study.duration * 3600)} of wall clock" if study.duration is not None else ""
     budget = budget or f"{study.total_timesteps or 0:,} timesteps"
-    seconds = estimate.evaluation(study.cells[0])
+    seconds = estimate.evaluation(study.runs[0])
     facts = {
         "training": f"{budget} for each run",
         "evaluation": f"{study.evaluate_episodes} episodes of each split, about {clock(seconds)} a run"
@@ -107,30 +110,31 @@ def _facts(folder: StudyFolder, estimate: Estimate) -> dict[str, str]:
 
 
 def _notes(folder: StudyFolder) -> list[str]:
-    """What may make the comparison say something else than is meant."""
-    return [*_crowded(folder), *_unlike(folder)]
+    """Return warnings about settings that make the comparison of the runs misleading."""
+    return [*_oversubscription_notes(folder), *_mode_difference_notes(folder)]
 
 
 def _configs(folder: StudyFolder) -> dict[tuple[str, str], Config]:
-    """The configuration of the first run of every algorithm and mode."""
-    cells = {(cell.algorithm, cell.mode): cell for cell in reversed(folder.study.cells)}
-    return {pair: folder.configs[cells[pair].name] for pair in folder.study.configurations}
+    """Return the configuration of the first run of each (algorithm, mode)."""
+    runs = {(run.algorithm, run.mode): run for run in reversed(folder.study.runs)}
+    return {pair: folder.configs[runs[pair].name] for pair in folder.study.configurations}
 
 
-def _crowded(folder: StudyFolder) -> list[str]:
+def _oversubscription_notes(folder: StudyFolder) -> list[str]:
+    """Return a warning if parallel runs start more processes than there are cores."""
     cores = usable_cores()
     processes = {pair: config.num_processes for pair, config in _configs(folder).items()}
-    crowded = [algorithm.upper() for (algorithm, mode), number in processes.items() if number > cores]
-    if not crowded:
+    affected = [algorithm.upper() for (algorithm, mode), number in processes.items() if number > cores]
+    if not affected:
         return []
     most = max(processes.values())
-    notes = [f"parallel {', '.join(crowded)}: {most} processes on {counted(cores, 'core')}"]
+    notes = [f"parallel {', '.join(affected)}: {most} processes on {counted(cores, 'core')}"]
     given = folder.study.num_workers is not None
-    return notes if given else [*notes, f"--num-workers {cores} gives each a core"]
+    return notes if given else [*notes, f"--num-workers {cores} gives each process a core"]
 
 
-def _unlike(folder: StudyFolder) -> list[str]:
-    """Settings of learning that differ between the modes of an algorithm."""
+def _mode_difference_notes(folder: StudyFolder) -> list[str]:
+    """Return a warning for each learning setting that differs between the modes of an algorithm."""
     configs, notes = _configs(folder), []
     for algorithm in folder.study.algorithms:
         if not {(algorithm, mode) for mode in ONE_MACHINE} <= configs.keys():
@@ -140,14 +144,14 @@ def _unlike(folder: StudyFolder) -> list[str]:
             if key.startswith(LEARNING) and value != other[key]:
                 notes.append(
                     f"{ALGORITHMS[algorithm].label}: {key} is {value} sequential, {other[key]} parallel; "
-                    "alike with"
+                    "equal with"
                 )
                 notes.append(f"--set {algorithm}:{key}={value}")
     return notes
 
 
 def row_text(row: Mapping[str, Any]) -> str:
-    """The figures of a run that goes on, from its newest row."""
+    """Return the speed and the mean reward of the current run, from its newest row."""
     if not row:
         return "starting"
     reward = row.get("rollout/ep_reward_mean")
@@ -155,8 +159,8 @@ def row_text(row: Mapping[str, Any]) -> str:
     return text if reward is None else f"{text} · reward {reward:.2f}"
 
 
-def result_text(state: State) -> str:
-    """The figures of a finished training."""
+def result_text(state: RunState) -> str:
+    """Return the timesteps, time, speed and final reward of a completed training."""
     record = state.record
     performance = record.get("performance") or {}
     final, std = performance.get("final_reward"), performance.get("std_reward_last_100_episodes")
@@ -169,41 +173,41 @@ def result_text(state: State) -> str:
 
 
 def evaluation_text(evaluation: Mapping[str, Any]) -> str:
-    """The mean returns of an evaluation."""
+    """Return the mean return of an evaluation on each split."""
     splits = evaluation.get("splits") or {}
     means = ", ".join(f"{name} {split['mean_reward']:.2f}" for name, split in splits.items())
     return f"evaluation over {evaluation.get('episodes_per_split')} episodes: {means}"
 
 
 class StudyProgress:
-    """One bar over the whole study on a terminal, else a line every minute."""
+    """The progress of the whole study: a bar on a terminal, or else a line every minute."""
 
     def __init__(self) -> None:
-        self._next_line = time.monotonic() + LINE_SECONDS
+        self._next_line = time.monotonic() + LINE_INTERVAL_SECONDS
         self._bar: tqdm[Any] | None = None
         if sys.stderr.isatty():
             tqdm.set_lock(threading.RLock())
             self._bar = tqdm(total=1.0, bar_format="{percentage:3.0f}%|{bar}| {desc}", dynamic_ncols=True)
 
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
+    def print_line(self, text: str) -> None:
+        """Print a line above the bar."""
         if self._bar is not None:
             self._bar.clear()
         print(text, flush=True)
         if self._bar is not None:
             self._bar.refresh()
 
-    def show(self, share: float, left: float | None, text: str) -> None:
-        """How far the study is, from 0 to 1, the seconds that are left, and what goes on."""
-        remaining = "time left unknown" if left is None else f"{clock(left)} left"
+    def show(self, fraction: float, seconds_left: float | None, text: str) -> None:
+        """Show the completed fraction (0 to 1), the remaining seconds and a text about the current run."""
+        remaining = "time left unknown" if seconds_left is None else f"{clock(seconds_left)} left"
         if self._bar is not None:
             columns = max(20, shutil.get_terminal_size().columns - BAR_COLUMNS)
             line = f"{remaining} · {text}"
-            self._bar.n = min(1.0, max(share, self._bar.n))
+            self._bar.n = min(1.0, max(fraction, self._bar.n))
             self._bar.set_description_str(line if len(line) <= columns else line[: columns - 1] + "…")
         elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + LINE_SECONDS
-            print(f"{share:4.0%} of the study, {remaining} · {text}", flush=True)
+            self._next_line = time.monotonic() + LINE_INTERVAL_SECONDS
+            print(f"{fraction:4.0%} of the study, {remaining} · {text}", flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -212,13 +216,13 @@ class StudyProgress:
 
 
 def print_outcomes(folder: StudyFolder, outcomes: Sequence[Outcome]) -> None:
-    """Print how many runs are done, and which failed why."""
+    """Print how many runs completed, and the reason and folder of each failed run."""
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
-    total = len(folder.study.cells)
+    total = len(folder.study.runs)
     print(f"\n{len(outcomes) - len(failed)} of {counted(total, 'run')} completed, {len(failed)} failed")
     for outcome in failed:
-        print(f"failed: run {outcome.cell.number}, {outcome.cell.title}: {outcome.reason}")
-        print(f"        {folder.run_folder(outcome.cell)}")
+        print(f"failed: run {outcome.run.number}, {outcome.run.title}: {outcome.reason}")
+        print(f"        {folder.run_folder(outcome.run)}")
     if failed:
-        print(f"Try them again: python run_benchmark.py --output-dir {folder.root} --retry-failed")
+        print(f"To retry them: python run_benchmark.py --output-dir {folder.root} --retry-failed")
     sys.stdout.flush()

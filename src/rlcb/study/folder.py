@@ -1,4 +1,4 @@
-"""The folder of a study: its settings and the configurations of its runs, fixed when it begins."""
+"""The folder of a study: the settings and configurations that are fixed when the study starts."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ import yaml
 from rlcb.config.yaml_file import parse_yaml, read_config_file
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_atomically
-from rlcb.study.settings import check_study, settings_of
-from rlcb.study.state import TRAINING_LOG, State, reason_in, state_of
+from rlcb.study.settings import check_study, configuration_settings
+from rlcb.study.state import TRAINING_LOG, RunState, failure_reason, read_state
 from rlcb.study.study import PlannedRun, Study, build_study, training_flags
 from rlcb.training.run_folder import STUDY_CONFIGS, STUDY_FILE, STUDY_LOG_FILE
 
-# What may change between two starts of a study: it does not change what its runs are.
-FREE = ("cooldown", "evaluate_episodes")
+# Settings that may change when a study is resumed, because they do not affect the training of its runs.
+CHANGEABLE = ("cooldown", "evaluate_episodes")
 MATRIX = ("algorithms", "modes", "envs", "seeds")
 Settings = dict[tuple[str, str], dict[str, Any]]
 
 
 class StudyFolder:
-    """A study and where its files lie. Making the object touches nothing on disk."""
+    """A study and the paths of its files. Creating the object writes nothing; `exists` tells whether
+    study.yaml has been written."""
 
-    def __init__(self, root: Path, study: Study, settings: Settings, begun: bool) -> None:
-        self.root, self.study, self.settings, self.begun = root, study, settings, begun
+    def __init__(self, root: Path, study: Study, settings: Settings, exists: bool) -> None:
+        self.root, self.study, self.settings, self.exists = root, study, settings, exists
         self.configs = check_study(study, settings)
-        """The configuration of every run, by its name."""
+        """The configuration of each run, by the run's name."""
 
-    def run_folder(self, cell: PlannedRun) -> Path:
-        return self.root / cell.name
+    def run_folder(self, run: PlannedRun) -> Path:
+        return self.root / run.name
 
-    def state(self, cell: PlannedRun) -> State:
-        return state_of(self.study, cell, self.run_folder(cell))
+    def state(self, run: PlannedRun) -> RunState:
+        return read_state(self.study, run, self.run_folder(run))
 
-    def states(self) -> dict[str, State]:
-        """How every run stands, by its name."""
-        return {cell.name: self.state(cell) for cell in self.study.cells}
+    def states(self) -> dict[str, RunState]:
+        """Read the state of each run, by the run's name."""
+        return {run.name: self.state(run) for run in self.study.runs}
 
-    def training_flags(self, cell: PlannedRun, state: State) -> list[str]:
-        """The flags with which a run begins, or goes on."""
-        if state.begun:
-            return ["--resume", "--output-dir", str(self.run_folder(cell))]
-        config = config_path(self.root, cell.algorithm, cell.mode)
-        return training_flags(self.study, cell, config, self.run_folder(cell))
+    def training_flags(self, run: PlannedRun, state: RunState) -> list[str]:
+        """Return the flags that start the training of a run, or resume it."""
+        if state.resumable:
+            return ["--resume", "--output-dir", str(self.run_folder(run))]
+        config = config_path(self.root, run.algorithm, run.mode)
+        return training_flags(self.study, run, config, self.run_folder(run))
 
     def write(self) -> None:
-        """Write study.yaml and the configurations. Raises RunError, or UsageError for a place where nothing
-        can be written."""
+        """Write study.yaml and the configurations. Raises UsageError if the folder cannot be written."""
         try:
             (self.root / STUDY_CONFIGS).mkdir(parents=True, exist_ok=True)
             for pair, data in self.settings.items():
@@ -64,20 +64,21 @@ class StudyFolder:
             raise UsageError(
                 f"cannot write to {error.filename or self.root}: {error.strerror or error}"
             ) from None
-        self.begun = True
+        self.exists = True
 
     def _text(self) -> str:
         settings = yaml.safe_dump(self.study.model_dump(mode="json"), sort_keys=False, width=110)
-        runs = "".join(f"#   {cell.number:>3}  {cell.name}\n" for cell in self.study.cells)
+        runs = "".join(f"#   {run.number:>3}  {run.name}\n" for run in self.study.runs)
         return (
-            f"# A study. To go on with it: python run_benchmark.py --output-dir {self.root}\n"
+            f"# A study. To resume it: python run_benchmark.py --output-dir {self.root}\n"
             f"# The configurations of its runs are in {STUDY_CONFIGS}/. "
-            "How a run stands is said by its folder.\n"
-            f"{settings}# runs, in their order:\n{runs}"
+            "The results of a run are in the run's folder.\n"
+            f"{settings}# runs, in order:\n{runs}"
         )
 
     def log(self, event: str, **facts: Any) -> None:
-        """Add a line to study_log.jsonl: what happened when, for readers; the study never reads it."""
+        """Append an event to study_log.jsonl. Comparisons read the log (machine load, restarts); the study
+        itself does not. Raises RunError."""
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "event": event,
@@ -98,7 +99,7 @@ def config_path(root: Path, algorithm: str, mode: str) -> Path:
 
 
 def read_study_file(path: Path) -> dict[str, Any]:
-    """The settings in a study file. Files that it names are seen from its own folder. Raises UsageError."""
+    """Return the settings in a study file. Its relative paths start at its own folder. Raises UsageError."""
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -123,31 +124,29 @@ def missing_runs(root: Path, found: Collection[Path]) -> list[tuple[Path, str]]:
     try:
         study = build_study(read_study_file(path), str(path))
     except UsageError as error:
-        return [(path, f"the runs that are missing are unknown: {error}")]
+        return [(path, f"cannot list the study's missing runs: {error}")]
     missing = []
-    for folder in (root / planned.name for planned in study.cells):
+    for folder in (root / planned.name for planned in study.runs):
         if folder.resolve() not in found:
             log = folder / TRAINING_LOG
-            failure = f"it ended before it wrote its configuration: {reason_in(log)}"
-            missing.append((folder, failure if log.exists() else "it has not started"))
+            failure = f"the run ended before it wrote its configuration: {failure_reason(log)}"
+            missing.append((folder, failure if log.exists() else "the run has not started"))
     return missing
 
 
 def open_study(root: Path, given: Mapping[str, Any], extend: bool = False) -> StudyFolder:
-    """The study in a folder, or a new one for it. `given` is what a file and flags say; for a study that has
-    begun they must say the same as then, or nothing. With `extend` they may add to its matrix.
+    """Open the study in a folder, or plan a new one there. Writes nothing.
 
-    Raises UsageError, and writes nothing.
+    `given` holds the settings from a study file and the flags. For an existing study they must equal its
+    settings, except CHANGEABLE ones; with `extend` they may also add runs to its matrix. Raises UsageError.
     """
     path = root / STUDY_FILE
     if not path.exists():
         _refuse_if_occupied(root)
         if "algorithms" not in given:
-            raise UsageError(
-                "name the --algorithms, or give --study FILE, or the --output-dir of a study that has begun"
-            )
+            raise UsageError("give --algorithms, or --study FILE, or the --output-dir of an existing study")
         study = build_study(given, "study")
-        return StudyFolder(root, study, _settings(root, study), begun=False)
+        return StudyFolder(root, study, _settings(root, study), exists=False)
     before = build_study(read_study_file(path), str(path))
     merged = {**before.model_dump(), **given}
     for budget, other in (("duration", "total_timesteps"), ("total_timesteps", "duration")):
@@ -158,7 +157,7 @@ def open_study(root: Path, given: Mapping[str, Any], extend: bool = False) -> St
     settings = _settings(root, now)
     if "config" in given:
         _require_same_configs(root, now, settings)
-    return StudyFolder(root, now, settings, begun=True)
+    return StudyFolder(root, now, settings, exists=True)
 
 
 def _refuse_if_occupied(root: Path) -> None:
@@ -169,11 +168,12 @@ def _refuse_if_occupied(root: Path) -> None:
 
 
 def _settings(root: Path, study: Study) -> Settings:
-    """The settings of every configuration: those that the study began with, else what the files say now."""
+    """Return the settings of each (algorithm, mode): from the study's folder if it has them, or else from the
+    configuration files."""
     return {
         pair: read_config_file(path)
         if (path := config_path(root, *pair)).exists() and (root / STUDY_FILE).exists()
-        else settings_of(study, *pair)
+        else configuration_settings(study, *pair)
         for pair in study.configurations
     }
 
@@ -183,7 +183,7 @@ def _require_same_study(root: Path, before: Study, now: Study, extend: bool) -> 
     grown: list[str] = []
     for key in Study.model_fields:
         old, new = getattr(before, key), getattr(now, key)
-        if old == new or key in FREE:
+        if old == new or key in CHANGEABLE:
             continue
         added = key in MATRIX and all(value in new for value in old)
         (grown if added else changed).append(f"{key} = {_short(old)} there, {_short(new)} now")
@@ -200,10 +200,10 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _require_same_configs(root: Path, study: Study, begun_with: Settings) -> None:
-    """A file that is named again must still say what it said when the study began."""
-    for pair, before in begun_with.items():
-        old, new = _flat(before), _flat(settings_of(study, *pair))
+def _require_same_configs(root: Path, study: Study, saved: Settings) -> None:
+    """Raise UsageError if a configuration file that is given again has changed since the study started."""
+    for pair, before in saved.items():
+        old, new = _flat(before), _flat(configuration_settings(study, *pair))
         changed = [
             f"{key} = {old.get(key)!r} there, {new.get(key)!r} now"
             for key in sorted({*old, *new})

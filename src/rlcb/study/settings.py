@@ -1,4 +1,4 @@
-"""The configuration of the runs of a study: file, single settings, and what every run must allow."""
+"""The configurations of a study's runs: configuration file, overriding settings, and their checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
 from rlcb.study.study import PlannedRun, Study
 
-# What the matrix or the folder of a run decides.
+# Settings that the study decides for each run, with the flag that sets them.
 RESERVED = {
     "algorithm": "--algorithms",
     "mode": "--modes",
@@ -26,8 +26,8 @@ RESERVED = {
 }
 
 
-def fits(scope: str, algorithm: str, mode: str) -> bool:
-    """Whether the runs of an algorithm and mode are meant by a scope; the empty one means all."""
+def scope_matches(scope: str, algorithm: str, mode: str) -> bool:
+    """Return whether a scope includes the runs of this algorithm and mode; the empty scope includes all."""
     return scope in ("", algorithm, mode, f"{algorithm}_{mode}")
 
 
@@ -37,61 +37,65 @@ def check_scopes(study: Study) -> None:
     for key in study.set:
         scope, name = split_key(key)
         if name in RESERVED:
-            raise UsageError(f"--set {key}: {name} belongs to the study; use {RESERVED[name]}")
+            raise UsageError(f"--set {key}: the study sets {name} for each run; use {RESERVED[name]}")
         scopes.append(("--set", scope, key))
     for flag, scope, text in scopes:
         if flag == "--config" and (not scope or scope in ONE_MACHINE):
             raise UsageError(f"--config {text}: expected ALGORITHM=FILE or ALGORITHM_MODE=FILE")
-        if not any(fits(scope, *pair) for pair in study.configurations):
+        if not any(scope_matches(scope, *pair) for pair in study.configurations):
             raise UsageError(
-                f"{flag} {text}: no run of this study is {scope!r}; possible are an algorithm "
-                f"({', '.join(ALGORITHMS)}), a mode or both, as in ppo_parallel, of those that the study has"
+                f"{flag} {text}: no run of this study matches {scope!r}; expected an algorithm "
+                f"({', '.join(ALGORITHMS)}), a mode, or both (as in ppo_parallel) that the study contains"
             )
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Scope and name of a setting: `ppo:training.n_epochs` is ("ppo", "training.n_epochs")."""
+    """Split a setting into scope and name: `ppo:training.n_epochs` -> ("ppo", "training.n_epochs")."""
     scope, separator, name = key.partition(":")
     return (scope.lower(), name) if separator else ("", key)
 
 
-def settings_of(study: Study, algorithm: str, mode: str) -> dict[str, Any]:
-    """The settings, in plain sections, that all runs of an algorithm and mode have: the file's with the
-    study's own over them, the more special ones last. Raises UsageError."""
+def configuration_settings(study: Study, algorithm: str, mode: str) -> dict[str, Any]:
+    """Return the settings that all runs of an algorithm and mode share, as nested dictionaries.
+
+    The settings of the study override the configuration file; a setting for one algorithm and mode overrides
+    a setting for one of them, which overrides a setting for all runs. Raises UsageError.
+    """
     named = study.config.get(f"{algorithm}_{mode}") or study.config.get(algorithm)
     path = Path(named) if named else default_config_path(algorithm, mode)
     data = read_config_file(path)
-    for key, ours in (("algorithm", algorithm), ("mode", mode)):
-        if data.setdefault(key, ours) != ours:
-            raise UsageError(f"{path}: {key} = {data[key]!r}, but it is to configure {algorithm} {mode}")
+    for key, expected in (("algorithm", algorithm), ("mode", mode)):
+        if data.setdefault(key, expected) != expected:
+            raise UsageError(f"{path}: {key} = {data[key]!r}, but the file is given for {algorithm} {mode}")
     for key in ("logging.checkpoint_dir", "logging.log_dir"):
         section, name = key.split(".")
         if (data.get(section) or {}).get(name) is not None:
-            raise UsageError(f"{path}: {key} would be shared by all runs; leave it out, each has its folder")
+            raise UsageError(f"{path}: all runs would share {key}; leave it out, each run has its own folder")
     if study.num_envs is not None:
         set_value(data, "env.num_envs", study.num_envs, "--num-envs")
     if mode == "parallel" and (study.num_workers is not None or named is None):
-        # Without a number or a file that says one: as many as the machine has cores for, for all alike.
+        # Without --num-workers and without a given file this sets None: the number follows the cores.
         key = "impala.num_actors" if algorithm == "impala" else "parallel.num_workers"
         set_value(data, key, study.num_workers, "--num-workers")
-    for key in sorted(study.set, key=lambda key: _speciality(split_key(key)[0])):
+    for key in sorted(study.set, key=lambda key: _scope_rank(split_key(key)[0])):
         scope, name = split_key(key)
-        if fits(scope, algorithm, mode):
+        if scope_matches(scope, algorithm, mode):
             set_value(data, name, study.set[key], f"--set {key}")
     return data
 
 
-def _speciality(scope: str) -> int:
+def _scope_rank(scope: str) -> int:
+    """Return 0 for all runs, 1 for an algorithm or a mode, 2 for both: higher ranks override lower ones."""
     return 0 if not scope else 2 if "_" in scope else 1
 
 
-def config_of_cell(study: Study, cell: PlannedRun, settings: dict[str, Any]) -> Config:
-    """The configuration with which a run will begin. Raises UsageError if it is none."""
+def planned_run_config(study: Study, run: PlannedRun, settings: dict[str, Any]) -> Config:
+    """Return the validated configuration of a run. Raises UsageError if it is invalid."""
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in settings.items()}
-    source = f"{cell.algorithm} {cell.mode}"
+    source = f"{run.algorithm} {run.mode}"
     values = {
-        "env.id": cell.env,
-        "training.seed": cell.seed,
+        "env.id": run.env,
+        "training.seed": run.seed,
         "training.duration_hours": study.duration,
         "training.total_timesteps": study.total_timesteps,
     }
@@ -101,10 +105,8 @@ def config_of_cell(study: Study, cell: PlannedRun, settings: dict[str, Any]) -> 
 
 
 def check_study(study: Study, settings: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Config]:
-    """The configuration of every run, by its name. Raises UsageError if one of them cannot even begin."""
+    """Return the configuration of each run by name. Raises UsageError if a run could not start."""
     check_scopes(study)
     for env in study.envs:
         check_environment(env, "--envs")
-    return {
-        cell.name: config_of_cell(study, cell, settings[cell.algorithm, cell.mode]) for cell in study.cells
-    }
+    return {run.name: planned_run_config(study, run, settings[run.algorithm, run.mode]) for run in study.runs}

@@ -1,4 +1,4 @@
-"""A study as a SLURM job array: one task for each run, then one job that compares."""
+"""Submit a study to SLURM: a job array with one task per run, then a job that compares the runs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from rlcb.errors import RunError, UsageError
 from rlcb.paths import PROJECT, rlcb_command
 from rlcb.study.folder import StudyFolder
-from rlcb.study.state import Estimate, State
+from rlcb.study.state import RunState, TimeEstimate
 from rlcb.study.study import PlannedRun
 
 SCRIPT = PROJECT / "cluster" / "slurm_array.sbatch"
-SPARE_SHARE, SPARE_SECONDS = 1.25, 600  # of time asked for: other nodes may be slower
+TIME_FACTOR, EXTRA_SECONDS = 1.25, 600  # margin of the time limit, because other nodes may be slower
 COMPARE_MINUTES = 30
 SUBMIT_SECONDS = 120
 
 
-def array_of(numbers: Sequence[int]) -> str:
-    """Numbers as SLURM writes them: 1,2,3,5 is `1-3,5`."""
+def array_ranges(numbers: Sequence[int]) -> str:
+    """Return numbers as ranges in the notation of SLURM: 1, 2, 3, 5 -> `1-3,5`."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and parts[-1][-1] == number - 1:
@@ -32,38 +32,39 @@ def array_of(numbers: Sequence[int]) -> str:
     return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
-def minutes_of(seconds: float) -> int:
-    """The time to ask for, in minutes."""
-    return int((seconds * SPARE_SHARE + SPARE_SECONDS) // 60) + 1
+def time_limit_minutes(seconds: float) -> int:
+    """Return the time limit of a job, in minutes: its estimated time plus a margin."""
+    return int((seconds * TIME_FACTOR + EXTRA_SECONDS) // 60) + 1
 
 
 def sbatch_options(options: Sequence[str]) -> list[str]:
-    """`partition=cpu` as sbatch takes it: `--partition=cpu`."""
+    """Return options as flags of sbatch: `partition=cpu` -> `--partition=cpu`."""
     return [f"--{option.lstrip('-')}" for option in options]
 
 
 def array_command(
     folder: StudyFolder,
     todo: Sequence[PlannedRun],
-    states: Mapping[str, State],
+    states: Mapping[str, RunState],
     options: Sequence[str],
     retry_failed: bool,
 ) -> list[str]:
-    """The sbatch command of the array. Without a known time it asks for what the partition gives."""
-    root, estimate = folder.root.absolute(), Estimate(folder.study, states)
-    seconds = [estimate.left(cell, states[cell.name]) for cell in todo]
+    """Return the sbatch command of the job array. While the time is unknown it sets no time limit, so the
+    partition's default applies."""
+    root, estimate = folder.root.absolute(), TimeEstimate(folder.study, states)
+    seconds = [estimate.remaining(run, states[run.name]) for run in todo]
     known = [each for each in seconds if each is not None]
-    command = ["sbatch", "--parsable", f"--array={array_of([cell.number for cell in todo])}"]
+    command = ["sbatch", "--parsable", f"--array={array_ranges([run.number for run in todo])}"]
     command += [f"--job-name=study-{root.name}", f"--chdir={PROJECT}"]
     command.append(f"--output={root / 'slurm'}/%A_%a.out")
     if len(known) == len(seconds):
-        command.append(f"--time={minutes_of(max(known))}")
+        command.append(f"--time={time_limit_minutes(max(known))}")
     command += [*sbatch_options(options), str(SCRIPT), str(root)]
     return [*command, "--retry-failed"] if retry_failed else command
 
 
 def compare_command(folder: StudyFolder, array_job: str, options: Sequence[str]) -> list[str]:
-    """The sbatch command of the job that compares once all tasks have ended, in whatever way."""
+    """Return the sbatch command of the job that compares the runs after all tasks have ended or failed."""
     root = folder.root.absolute()
     work = rlcb_command("benchmark", "--output-dir", root, "--compare-only")
     return [
@@ -89,7 +90,7 @@ def require_sbatch() -> None:
 
 
 def submit(folder: StudyFolder, command: Sequence[str]) -> str:
-    """Submit a job; returns its number. Raises RunError with what sbatch said."""
+    """Submit a job; return its number. Raises RunError with the message of sbatch."""
     (folder.root / "slurm").mkdir(exist_ok=True)
     try:
         done = subprocess.run(
@@ -102,10 +103,10 @@ def submit(folder: StudyFolder, command: Sequence[str]) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RunError(f"sbatch: {error}") from error
-    job = done.stdout.strip().partition(";")[0]  # behind it the cluster's name, if there are several
+    job = done.stdout.strip().partition(";")[0]  # the name of the cluster may follow
     if done.returncode != 0 or not job:
-        said = (done.stderr.strip() or "it gave no job number").splitlines()
-        raise RunError(f"sbatch refused the job: {said[-1]}")
+        message = (done.stderr.strip() or "it printed no job number").splitlines()
+        raise RunError(f"sbatch refused the job: {message[-1]}")
     folder.log("submitted", job=job, command=shlex.join(command))
     return job
 
@@ -113,16 +114,16 @@ def submit(folder: StudyFolder, command: Sequence[str]) -> str:
 def submit_study(
     folder: StudyFolder,
     todo: Sequence[PlannedRun],
-    states: Mapping[str, State],
+    states: Mapping[str, RunState],
     options: Sequence[str],
     retry_failed: bool,
 ) -> int:
-    """Submit what is left of a study; returns the exit code."""
+    """Submit the runs in `todo` and the comparison after them; return the exit code."""
     job = submit(folder, array_command(folder, todo, states, options, retry_failed))
     print(f"Job array {job}: {len(todo)} runs, logs in {folder.root / 'slurm'}")
     after = submit(folder, compare_command(folder, job, options))
-    print(f"Job {after} compares them at the end: {folder.root / 'comparison.html'}")
-    print(f"To look: squeue --job {job},{after}")
-    print(f"         python run_benchmark.py --output-dir {folder.root} --dry-run")
+    print(f"Job {after} compares the runs at the end: {folder.root / 'comparison.html'}")
+    print(f"To see the progress: squeue --job {job},{after}")
+    print(f"                     python run_benchmark.py --output-dir {folder.root} --dry-run")
     sys.stdout.flush()
     return 0

@@ -1,4 +1,4 @@
-"""How the runs of a study stand, read from what they left in their folders."""
+"""The states of a study's runs, read from their folders, and estimates of the remaining time."""
 
 from __future__ import annotations
 
@@ -16,51 +16,53 @@ from rlcb.training.run_folder import CONFIG_FILE
 
 RECORD = "benchmark_metrics.json"
 TRAINING_LOG, EVALUATION_LOG = "training.log", "evaluation.log"
-TAIL_BYTES = 16 * 1024  # holds some rows of metrics.jsonl and the end of a traceback
+TAIL_BYTES = 16 * 1024  # enough for several rows of metrics.jsonl, or for the end of a traceback
 
 
 @dataclass(frozen=True)
-class State:
-    """How a run stands."""
+class RunState:
+    """The state of one run: what its folder says about training and evaluation."""
 
     status: str
-    """to do, unfinished (it was ended before it could say how), interrupted, failed or completed."""
+    """to do, unfinished (started, but no final record was written), interrupted, failed or completed."""
     record: dict[str, Any]
-    """Its benchmark_metrics.json, empty without one."""
+    """The contents of benchmark_metrics.json; empty if the file is missing."""
     evaluation: dict[str, Any] | None
-    """The evaluation of its final checkpoint that the study asks for."""
+    """The evaluation of the final checkpoint with the study's number of episodes; None if there is none."""
     elapsed_seconds: float
-    """Seconds that it has trained."""
-    wants_evaluation: bool
+    """Training time so far, in seconds."""
+    needs_evaluation: bool
+    """Whether the study evaluates its runs and this run has no evaluation yet."""
 
     @property
     def done(self) -> bool:
-        return self.status == "completed" and not self.wants_evaluation
+        """Whether the run is trained and, if the study evaluates, evaluated."""
+        return self.status == "completed" and not self.needs_evaluation
 
     @property
-    def begun(self) -> bool:
-        """Whether there is something to resume."""
+    def resumable(self) -> bool:
+        """Whether training has started and has not completed."""
         return self.status not in ("to do", "completed")
 
     @property
     def text(self) -> str:
         if self.status == "completed":
-            return "not evaluated" if self.wants_evaluation else "completed"
+            return "not evaluated" if self.needs_evaluation else "completed"
         return self.status
 
 
-def state_of(study: Study, cell: PlannedRun, folder: Path) -> State:
-    """How a run stands. Raises UsageError if its folder holds another run."""
+def read_state(study: Study, run: PlannedRun, folder: Path) -> RunState:
+    """Read the state of a run from its folder. Raises UsageError if the folder holds a different run."""
     record = read_json(folder / RECORD)
     if not record:
-        begun = (folder / CONFIG_FILE).exists()
-        row = last_row(folder) if begun else {}
+        started = (folder / CONFIG_FILE).exists()
+        row = last_row(folder) if started else {}
         elapsed = float(row.get("time/elapsed_seconds") or 0.0)
-        return State("unfinished" if begun else "to do", {}, None, elapsed, study.evaluate_episodes > 0)
+        return RunState("unfinished" if started else "to do", {}, None, elapsed, study.evaluate_episodes > 0)
     found = tuple(record.get(key) for key in ("algorithm", "training_mode", "env", "seed"))
-    if found != (cell.algorithm, cell.mode, cell.env, cell.seed):
+    if found != (run.algorithm, run.mode, run.env, run.seed):
         raise UsageError(
-            f"{folder} holds another run ({' '.join(map(str, found))}) than {cell.title}; "
+            f"{folder} holds another run ({' '.join(map(str, found))}), expected {run.title}; "
             "move it away, or give another --output-dir"
         )
     status = str(record.get("status"))
@@ -68,11 +70,15 @@ def state_of(study: Study, cell: PlannedRun, folder: Path) -> State:
     if status == "completed" and study.evaluate_episodes:
         evaluation = find_evaluation(folder, study.evaluate_episodes, record.get("total_timesteps"))
     elapsed = float(record.get("duration_hours") or 0.0) * 3600
-    return State(status, record, evaluation, elapsed, study.evaluate_episodes > 0 and evaluation is None)
+    return RunState(status, record, evaluation, elapsed, study.evaluate_episodes > 0 and evaluation is None)
 
 
 def find_evaluation(folder: Path, episodes: int, timesteps: int | None) -> dict[str, Any] | None:
-    """The newest evaluation of the trained policy with so many episodes, None if there is none."""
+    """Return the newest evaluation in a run's folder that the study can use; None if there is none.
+
+    It must evaluate the checkpoint at `timesteps` with `episodes` sampled-action episodes on each split of
+    the environment that the run was trained on.
+    """
     for path in sorted((folder / "evaluation").glob("*.json"), key=_modified, reverse=True):
         result = read_json(path)
         if (
@@ -94,7 +100,7 @@ def _modified(path: Path) -> float:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty if the file is missing or damaged."""
+    """Return the object in a JSON file; empty if the file is missing or damaged."""
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -103,20 +109,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def last_row(folder: Path) -> dict[str, Any]:
-    """The newest whole row of a run's metrics.jsonl, empty without one."""
+    """Return the newest complete row of a run's metrics.jsonl; empty if there is none."""
     for path in folder.glob("logs/*/metrics.jsonl"):
         for line in reversed(tail(path)):
             try:
                 row = json.loads(line)
             except ValueError:
-                continue  # half of it is written
+                continue  # the row is only partly written
             if isinstance(row, dict):
                 return row
     return {}
 
 
 def tail(path: Path) -> list[str]:
-    """The last lines of a text file, none if it cannot be read."""
+    """Return the lines in the last 16 KB of a text file; none if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -126,83 +132,90 @@ def tail(path: Path) -> list[str]:
         return []
 
 
-def reason_in(log: Path) -> str:
-    """What a program said last before it failed."""
+def failure_reason(log: Path) -> str:
+    """Return the error message at the end of a program's log, or else its last line."""
     lines = [line.strip() for line in tail(log) if line.strip() and not line.startswith("=== ")]
-    said = [line for line in lines if ": error: " in line or ": failed: " in line]
-    if said and said[-1] in lines[-3:]:
-        return said[-1].partition(": error: ")[2] or said[-1].partition(": failed: ")[2]
-    return lines[-1] if lines else "it said nothing"
+    errors = [line for line in lines if ": error: " in line or ": failed: " in line]
+    if errors and errors[-1] in lines[-3:]:
+        return errors[-1].partition(": error: ")[2] or errors[-1].partition(": failed: ")[2]
+    return lines[-1] if lines else "it printed nothing"
 
 
-START_SECONDS = 8.0  # to load libraries, make environments and save, beside the training itself
+START_SECONDS = 8.0  # time to load libraries, make environments and save, in addition to training
 EVALUATION_START_SECONDS = 5.0
-EPISODE_SECONDS = 0.3  # a guess, for an episode of Procgen, until the first evaluation was timed
+EPISODE_SECONDS = 0.3  # assumed for a Procgen episode until the first evaluation has been timed
 
 
-class Estimate:
-    """Seconds of the parts of a study. None is what nobody can know yet: how long a number of timesteps takes
-    before anything has run."""
+class TimeEstimate:
+    """Estimates in seconds how long the parts of a study take, from the runs that have finished.
 
-    def __init__(self, study: Study, states: Mapping[str, State]) -> None:
+    Methods return None while the time is unknown: a budget in timesteps has no known speed before a run has
+    made progress.
+    """
+
+    def __init__(self, study: Study, states: Mapping[str, RunState]) -> None:
         self.study = study
         self.speeds: list[tuple[PlannedRun, float]] = []
-        """Finished runs and their FPS."""
+        """(run, FPS) of the runs whose training completed."""
         self.evaluations: list[tuple[PlannedRun, float]] = []
-        """Evaluated runs and the seconds that it took."""
-        for cell in study.cells:
-            self.learn(cell, states[cell.name])
+        """(run, seconds) of the evaluated runs."""
+        for run in study.runs:
+            self.add(run, states[run.name])
 
-    def learn(self, cell: PlannedRun, state: State) -> None:
-        """Take in what a run took."""
+    def add(self, run: PlannedRun, state: RunState) -> None:
+        """Use the measured times of a run for later estimates."""
         fps = state.record.get("average_fps")
         if state.status == "completed" and fps:
-            self.speeds.append((cell, float(fps)))
+            self.speeds.append((run, float(fps)))
         if state.evaluation is not None:
-            self.evaluations.append((cell, float(state.evaluation.get("duration_seconds") or 0.0)))
+            self.evaluations.append((run, float(state.evaluation.get("duration_seconds") or 0.0)))
 
-    def training(self, cell: PlannedRun, fps: float | None = None) -> float | None:
-        """Seconds of a whole training; `fps` is that of a run which goes on, for want of finished ones."""
+    def training(self, run: PlannedRun, fps: float | None = None) -> float | None:
+        """Return the seconds of a whole training.
+
+        The speed comes from finished runs that are as similar as possible; without finished runs from `fps`,
+        the current speed of the run in progress.
+        """
         if self.study.duration is not None:
             return self.study.duration * 3600
         for same in (("algorithm", "mode", "env"), ("algorithm", "mode"), ()):
             speeds = [
                 speed
                 for other, speed in self.speeds
-                if all(getattr(other, key) == getattr(cell, key) for key in same)
+                if all(getattr(other, key) == getattr(run, key) for key in same)
             ]
             if speeds:
                 return (self.study.total_timesteps or 0) / fmean(speeds)
         return None if not fps else (self.study.total_timesteps or 0) / fps
 
-    def evaluation(self, cell: PlannedRun) -> float:
-        """Seconds of an evaluation."""
+    def evaluation(self, run: PlannedRun) -> float:
+        """Return the seconds of an evaluation; 0 if the study does not evaluate."""
         if not self.study.evaluate_episodes:
             return 0.0
-        seconds = [taken for other, taken in self.evaluations if other.env == cell.env]
-        seconds = seconds or [taken for _, taken in self.evaluations]
+        seconds = [measured for other, measured in self.evaluations if other.env == run.env]
+        seconds = seconds or [measured for _, measured in self.evaluations]
         guess = 2 * self.study.evaluate_episodes * EPISODE_SECONDS
         return EVALUATION_START_SECONDS + (fmean(seconds) if seconds else guess)
 
-    def whole(self, cell: PlannedRun, fps: float | None = None) -> float | None:
-        """Seconds of a run from its start to its evaluation."""
-        training = self.training(cell, fps)
-        return None if training is None else training + START_SECONDS + self.evaluation(cell)
+    def total(self, run: PlannedRun, fps: float | None = None) -> float | None:
+        """Return the seconds of a whole run: start, training and evaluation."""
+        training = self.training(run, fps)
+        return None if training is None else training + START_SECONDS + self.evaluation(run)
 
-    def left(self, cell: PlannedRun, state: State, fps: float | None = None) -> float | None:
-        """Seconds until a run is done, from how it stands."""
+    def remaining(self, run: PlannedRun, state: RunState, fps: float | None = None) -> float | None:
+        """Return the seconds until a run in this state is done."""
         if state.done:
             return 0.0
         if state.status == "completed":
-            return self.evaluation(cell)
-        training = self.training(cell, fps)
+            return self.evaluation(run)
+        training = self.training(run, fps)
         if training is None:
             return None
-        return max(0.0, training - state.elapsed_seconds) + START_SECONDS + self.evaluation(cell)
+        return max(0.0, training - state.elapsed_seconds) + START_SECONDS + self.evaluation(run)
 
-    def total_left(self, cells: list[PlannedRun], states: Mapping[str, State]) -> float | None:
-        """Seconds until all of them are done, with the rests between them."""
-        seconds = [self.left(cell, states[cell.name]) for cell in cells]
+    def total_remaining(self, runs: list[PlannedRun], states: Mapping[str, RunState]) -> float | None:
+        """Return the seconds until all of these runs are done, cooldowns included."""
+        seconds = [self.remaining(run, states[run.name]) for run in runs]
         known = [each for each in seconds if each is not None]
         if len(known) < len(seconds):
             return None

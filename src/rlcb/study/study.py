@@ -1,7 +1,7 @@
-"""A study: the runs that it has, their order, and the command of each.
+"""The settings of a study, its planned runs in order, and the training flags of each run.
 
-A study is the matrix algorithms x modes x environments x seeds with one budget for every run. How a run
-stands is said by the run's own folder (study/state.py), never by the study.
+A study is the matrix algorithms x modes x environments x seeds with one budget for every run. The state of a
+run is read from the run's own folder (study/state.py); the study does not store it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from rlcb.config.settings import Coefficient, Count, NonNegative, PositiveFloat,
 from rlcb.config.yaml_file import describe_validation_error
 from rlcb.errors import UsageError
 
-# Names that the scripts for a given wall-clock time had before there were other algorithms.
-
 
 def _lower(text: Any) -> Any:
     return text.lower() if isinstance(text, str) else text
@@ -32,7 +30,7 @@ def _lower(text: Any) -> Any:
 def _without_repetition(values: list[Any]) -> list[Any]:
     repeated = [value for index, value in enumerate(values) if value in values[:index]]
     if repeated:
-        raise ValueError(f"{repeated[0]!r} is named twice")
+        raise ValueError(f"{repeated[0]!r} is given twice")
     return values
 
 
@@ -45,7 +43,7 @@ class PlannedRun:
     """One run of a study."""
 
     number: int
-    """Its place in the order, from 1 on."""
+    """Position in the order of the study, from 1."""
     algorithm: str
     mode: str
     env: str
@@ -53,12 +51,12 @@ class PlannedRun:
 
     @property
     def game(self) -> str:
-        """The environment in short."""
+        """The short name of the environment: `coinrun` for `procgen-coinrun-v0`."""
         return procgen_game(self.env) or self.env
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of the run's folder."""
         game = re.sub(r"[^\w.-]", "-", self.game)
         return f"{self.algorithm}_{self.mode}_{game}_seed{self.seed}"
 
@@ -68,7 +66,7 @@ class PlannedRun:
 
 
 class Study(Section):
-    """The settings of a study. In study.yaml and in a file for --study each has the name of its flag."""
+    """The settings of a study. In study.yaml and in files for --study each key has the name of its flag."""
 
     algorithms: Annotated[list[AlgorithmName], NotEmpty, Once]
     modes: Annotated[list[Literal["sequential", "parallel"]], NotEmpty, Once] = Field(
@@ -79,26 +77,27 @@ class Study(Section):
     )
     seeds: Annotated[list[Annotated[NonNegative, Field(le=2**63 - 1)]], NotEmpty, Once] = Field(default=[42])
     duration: PositiveFloat | None = None
-    """Hours of wall clock of each run; with neither this nor total_timesteps, one hour."""
+    """Wall-clock hours of each run. Without a duration and without total_timesteps: one hour."""
     total_timesteps: Count | None = None
     """Timesteps of each run, instead of a duration."""
     num_envs: Count | None = None
-    """Environments of each run, in all; None: as the configurations say."""
+    """Total number of environments of each run; None: as configured."""
     num_workers: Count | None = None
-    """Processes of each parallel run: workers, or IMPALA's actors; None: as many as suit the cores, or what a
-    file given for it says."""
+    """Worker processes of each parallel run (actors for IMPALA); None: chosen by the number of cores, or read
+    from a configuration file given with `config`."""
     config: dict[str, str] = Field(default={})
     """Configuration files, by `<algorithm>_<mode>` or `<algorithm>`."""
     set: dict[str, Any] = Field(default={})
-    """Single settings by `section.key`, for some of the runs `<algorithm>:`, `<mode>:` or
-    `<algorithm>_<mode>:` before it."""
+    """Overriding settings by `section.key`. A prefix `<algorithm>:`, `<mode>:` or `<algorithm>_<mode>:`
+    limits a setting to these runs."""
     evaluate_episodes: NonNegative = 100
-    """Episodes of each split after each run; 0: no evaluation."""
+    """Evaluation episodes on each split after each run; 0: no evaluation."""
     cooldown: Coefficient = 0.0
-    """Seconds to rest between two runs."""
+    """Seconds to wait between two runs."""
     order: Literal["by-seed", "by-config"] = "by-seed"
-    """by-seed: every configuration once with the first seed, then with the next one, so that what drifts on
-    the machine (heat, other load) meets all alike. by-config: all seeds of a configuration in a row."""
+    """by-seed: every configuration with the first seed, then every configuration with the next one, so that
+    drift of the machine (heat, other load) affects all configurations equally. by-config: all seeds of a
+    configuration in a row."""
 
     @field_validator("algorithms", "modes", mode="before")
     @classmethod
@@ -119,11 +118,11 @@ class Study(Section):
                 f"duration = {self.duration:g} and total_timesteps = {self.total_timesteps}: "
                 "every run has one budget, give one of them"
             )
-        if not self.cells:
-            raise ValueError("no run is left: A3C is asynchronous and has no sequential mode, so use A2C")
-        names = [cell.name for cell in self.cells]
+        if not self.runs:
+            raise ValueError("there is no run: A3C is asynchronous and has no sequential mode, so use A2C")
+        names = [run.name for run in self.runs]
         if len({*names}) < len(names):
-            raise ValueError(f"envs = {self.envs!r}: two of them would share their folders")
+            raise ValueError(f"envs = {self.envs!r}: two environments would share their folders")
         return self
 
     @property
@@ -131,8 +130,8 @@ class Study(Section):
         return self.duration is not None
 
     @cached_property
-    def cells(self) -> list[PlannedRun]:
-        """All runs in their order."""
+    def runs(self) -> list[PlannedRun]:
+        """All runs in the order in which they are trained."""
         keys = [
             (seed, env, algorithm, mode)
             for seed in self.seeds
@@ -149,12 +148,12 @@ class Study(Section):
 
     @property
     def configurations(self) -> list[tuple[str, str]]:
-        """Algorithm and mode of every configuration that exists."""
+        """The (algorithm, mode) pairs of the matrix that exist."""
         return [pair for pair in self._pairs() if pair not in WHY_NOT]
 
     @property
     def left_out(self) -> list[str]:
-        """What the matrix asks for and does not exist, with the reason."""
+        """The (algorithm, mode) pairs of the matrix that do not exist, each as text with the reason."""
         return [f"{ALGORITHMS[a].label} {m} ({WHY_NOT[a, m]})" for a, m in self._pairs() if (a, m) in WHY_NOT]
 
     def _pairs(self) -> list[tuple[str, str]]:
@@ -162,7 +161,7 @@ class Study(Section):
 
 
 def build_study(data: Mapping[str, Any], source: str) -> Study:
-    """Validate the settings of a study. Raises UsageError with one line that names key, value and rule."""
+    """Validate the settings of a study. Raises UsageError: one line with the key, the value and the rule."""
     unknown = [key for key in data if key not in Study.model_fields]
     if unknown:
         raise UsageError(
@@ -174,12 +173,12 @@ def build_study(data: Mapping[str, Any], source: str) -> Study:
         raise UsageError(f"{source}: {describe_validation_error(error)}") from None
 
 
-def training_flags(study: Study, cell: PlannedRun, config: Path, output: Path) -> list[str]:
-    """The flags of a run that begins."""
+def training_flags(study: Study, run: PlannedRun, config: Path, output: Path) -> list[str]:
+    """Return the flags that start the training of a run."""
     budget = (
         ["--duration", f"{study.duration:.9g}"]
         if study.timed
         else ["--total-timesteps", str(study.total_timesteps)]
     )
-    flags = ["--config", str(config), "--env", cell.env, "--seed", str(cell.seed)]
+    flags = ["--config", str(config), "--env", run.env, "--seed", str(run.seed)]
     return [*flags, *budget, "--output-dir", str(output)]
