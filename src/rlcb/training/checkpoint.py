@@ -1,5 +1,4 @@
-"""Checkpoints: tensors and plain values only, written aside and renamed, refused with a reason when they do
-not fit."""
+"""Saves and loads checkpoints: files of torch.save that hold only tensors and plain values."""
 
 from __future__ import annotations
 
@@ -24,8 +23,10 @@ KEYS = ("format", "algorithm", "mode", "config", "spaces", "learner", "counters"
 
 
 def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
-    """Write a checkpoint so that a crash or a full disk leaves the older files as they are. Raises
-    RunError."""
+    """Write a checkpoint atomically: a crash or a full disk leaves older files intact.
+
+    Raises RunError if it cannot be written.
+    """
     archive = io.BytesIO()
     torch.save({"format": FORMAT, **checkpoint}, archive)
     content = sealed(archive.getvalue())
@@ -38,9 +39,10 @@ def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
 
 
 def sealed(archive: bytes) -> bytes:
-    """Return a zip archive with a digest of all its bytes as its comment, which readers of archives ignore.
+    """Return a zip archive with a digest of its bytes appended as the archive's comment.
 
-    torch.load compares no checksums, and takes some damaged directories of an archive without an error.
+    torch.load ignores the comment. It verifies no checksums itself, and reads some damaged archives without
+    an error.
     """
     length = (len(SEAL) + DIGEST_SIZE).to_bytes(2, "little")
     body = archive[:-2] + length  # an archive without a comment ends with the comment's length
@@ -48,12 +50,15 @@ def sealed(archive: bytes) -> bytes:
 
 
 def digest(body: bytes) -> bytes:
+    """Return the BLAKE2b digest of a sealed archive's bytes before the seal."""
     return hashlib.blake2b(body, digest_size=DIGEST_SIZE).digest()
 
 
 def is_sound(content: bytes) -> bool:
-    """Whether a checkpoint's bytes match their digest; for a file of before there was one, whether the
-    archive's own checksums are right."""
+    """Return whether a checkpoint's bytes match their digest.
+
+    Checkpoints of older versions have no digest; the CRCs of the archive are verified instead.
+    """
     body, seal = content[: -len(SEAL) - DIGEST_SIZE], content[-len(SEAL) - DIGEST_SIZE :]
     if seal.startswith(SEAL):
         return seal[len(SEAL) :] == digest(body)
@@ -62,7 +67,7 @@ def is_sound(content: bytes) -> bool:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint. Raises UsageError if it is missing, damaged or not one of this project's."""
+    """Return the content of a checkpoint. Raises UsageError if it is missing, damaged or of another kind."""
     if not path.is_file():
         raise UsageError(f"no checkpoint at {path}")
     try:
@@ -74,7 +79,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except OSError as error:
         raise UsageError(f"cannot read checkpoint {path}: {error.strerror or error}") from None
-    except Exception as error:  # torch raises whatever its archive reader or unpickler meets first
+    except Exception as error:  # torch.load has no common exception for files that it cannot read
         raise UsageError(f"{path} is not a checkpoint, or is damaged ({type(error).__name__})") from error
     if not isinstance(checkpoint, dict) or any(key not in checkpoint for key in KEYS):
         raise UsageError(f"{path} is not a checkpoint of this project")
@@ -86,13 +91,13 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def step_of(path: Path) -> int | None:
-    """The timesteps in the name `..._step_<n>.pt`; None for another name."""
+    """Return the timesteps n in a name `..._step_<n>.pt`; None for other names."""
     match = re.search(r"_step_(\d+)\.pt$", path.name)
     return int(match.group(1)) if match else None
 
 
 def step_checkpoints(folder: Path, stem: str) -> list[Path]:
-    """The step checkpoints of a run, oldest first."""
+    """Return the step checkpoints of a run, oldest first."""
     return sorted(folder.glob(f"{stem}_step_*.pt"), key=lambda path: step_of(path) or 0)
 
 
@@ -103,11 +108,9 @@ def keep_newest(folder: Path, stem: str, count: int) -> None:
 
 
 def newest_checkpoint(folder: Path, stem: str) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint of a run that is farthest on, with its content; damaged ones are passed over with a
-    warning.
+    """Return the path and content of a run's newest readable checkpoint; None if the run has none yet.
 
-    Returns None for a run that has not come to its first checkpoint. Raises UsageError if all of them are
-    damaged.
+    Skips damaged checkpoints with a warning. Raises UsageError if all are damaged.
     """
     paths = [*step_checkpoints(folder, stem), *folder.glob(f"{stem}_final.pt")]
     error: UsageError | None = None

@@ -1,4 +1,4 @@
-"""The metric files of a run: `metrics.jsonl`, `metrics.json` and TensorBoard events."""
+"""Writes and reads the metrics files of a run: `metrics.jsonl`, `metrics.json` and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcb.text import counted
 
 logger = logging.getLogger(__name__)
 
-# What every row of metrics.jsonl has, in order; a figure that does not exist (yet) is null.
+# The keys of every row of metrics.jsonl, in order; a metric without a value (yet) is null.
 ROW_KEYS = (
     "timesteps",
     "update",
@@ -45,9 +45,9 @@ ROW_KEYS = (
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl. A last line that was cut while it was written is left out.
+    """Return the rows of a metrics.jsonl, without an incomplete last line.
 
-    Raises ValueError that names the line for a damaged line anywhere else.
+    Raises ValueError, naming the line, if another line is damaged.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     rows = []
@@ -65,7 +65,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def sound_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of a metrics.jsonl, and its damaged lines without a last line that was cut off."""
+    """Return the rows of a metrics.jsonl, and its damaged lines without an incomplete last line."""
     rows, damaged = [], []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
@@ -83,7 +83,7 @@ def sound_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 def keep_rows(path: Path, update: int) -> list[dict[str, Any]]:
     """Remove the rows of updates after `update` from a metrics.jsonl; return the rows that stay.
 
-    Damaged lines are moved to metrics.damaged.jsonl beside it, with a warning.
+    Moves damaged lines to metrics.damaged.jsonl in the same folder and logs a warning.
     """
     rows, damaged = sound_rows(path)
     if damaged:
@@ -97,6 +97,7 @@ def keep_rows(path: Path, update: int) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a metrics.jsonl by one with these rows."""
     write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
@@ -104,7 +105,8 @@ class MetricsWriter:
     """Appends rows to metrics.jsonl and to TensorBoard's event file in one folder."""
 
     def __init__(self, folder: Path, tensorboard: bool, resume_update: int | None = None) -> None:
-        """With `resume_update`, rows of later updates (written after the checkpoint) are removed first."""
+        """Open the files. With `resume_update`, the update of the checkpoint that the run resumes from, keep
+        the rows up to it; otherwise start with empty files."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.jsonl"
         kept: list[dict[str, Any]] = []
@@ -117,7 +119,7 @@ class MetricsWriter:
         self._events = open_events(folder, purge_step) if tensorboard else None
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Write one row. Every key of ROW_KEYS must be there. Raises RunError if it cannot be written."""
+        """Write one row. Raises KeyError if a key of ROW_KEYS is missing, and RunError if writing fails."""
         missing = [key for key in ROW_KEYS if key not in row]
         if missing:
             raise KeyError(f"metrics row without {missing}")
@@ -133,7 +135,10 @@ class MetricsWriter:
             raise RunError(f"cannot write to {self.path}: {error.strerror or error}") from error
 
     def keep_until(self, update: int) -> None:
-        """Remove the rows of later updates; to be called after `close`."""
+        """Remove the rows of updates after `update` from metrics.jsonl; call this after `close`.
+
+        Raises RunError if the file cannot be written.
+        """
         if not self.path.exists():
             logger.warning("%s was deleted while the run trained: its rows are lost", self.path)
             return
@@ -143,8 +148,7 @@ class MetricsWriter:
             raise RunError(f"cannot write to {self.path}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Close both files; what a full disk kept back was an error when it was written, so it is only
-        said."""
+        """Close both files. An error is only logged: `write` has raised it already if rows are lost."""
         try:
             self._file.close()
             if self._events is not None:
@@ -154,10 +158,13 @@ class MetricsWriter:
 
 
 class EventFile:
-    """TensorBoard's file: a row is one event of many scalars, which takes an eighth of the time that an event
-    for each of them takes."""
+    """Appends rows to TensorBoard's event file.
+
+    A row is one event with many scalars; one event per scalar would take eight times as long.
+    """
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
+        """Open a new event file. TensorBoard ignores events of steps >= `purge_step` in older files."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from torch.utils.tensorboard import SummaryWriter
 
@@ -165,6 +172,7 @@ class EventFile:
         self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
 
     def write(self, row: Mapping[str, Any]) -> None:
+        """Write the values of a row that are not null, at the step `timesteps`."""
         values = [
             self._summary.Value(tag=key, simple_value=value)
             for key, value in row.items()
@@ -173,11 +181,12 @@ class EventFile:
         self._writer.file_writer.add_summary(self._summary(value=values), row["timesteps"])
 
     def close(self) -> None:
+        """Write buffered events and close the file."""
         self._writer.close()
 
 
 def open_events(folder: Path, purge_step: int | None) -> EventFile | None:
-    """None, and a warning, where there is no TensorBoard."""
+    """Return an open event file, or None, with a warning, if TensorBoard cannot be loaded."""
     try:
         return EventFile(folder, purge_step)
     except Exception as error:
@@ -186,7 +195,7 @@ def open_events(folder: Path, purge_step: int | None) -> EventFile | None:
 
 
 def write_columns(rows_path: Path, path: Path) -> None:
-    """Write the series of a metrics.jsonl as columns: {key: [value of every row]}."""
+    """Write a metrics.jsonl as a JSON object of columns: {key: [its value in every row]}."""
     rows, _ = sound_rows(rows_path)
     keys = list(dict.fromkeys(key for row in rows for key in row))
     write_json(path, {key: [row.get(key) for row in rows] for key in keys})

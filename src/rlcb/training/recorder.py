@@ -1,5 +1,4 @@
-"""What is kept of a run while it goes on and when it ends: console, metrics files, checkpoints, the
-record."""
+"""Records a run: prints its progress, and writes its metrics files, its checkpoints and its final record."""
 
 from __future__ import annotations
 
@@ -28,26 +27,30 @@ FINAL_FPS_SECONDS = 30.0
 
 
 class Clock:
-    """Seconds of training, those before a restart included."""
+    """Measures the training time of a run in seconds, including the time before it was resumed."""
 
     def __init__(self) -> None:
         self.before = 0.0
+        """Training time before this process started."""
         self.update_seconds = 0.0
-        """What the last update took, one before a restart included."""
+        """Duration of the last update, also if it was made before the run was resumed."""
         self._started: float | None = None
 
     def start(self) -> None:
+        """Start measuring."""
         self._started = time.perf_counter()
 
     def in_process(self) -> float:
+        """Return the training time in this process; 0 before `start`."""
         return 0.0 if self._started is None else time.perf_counter() - self._started
 
     def elapsed(self) -> float:
+        """Return the training time of the whole run."""
         return self.before + self.in_process()
 
 
 class Recorder:
-    """Follows a run: statistics, console, metrics files, checkpoints, and the record at the end."""
+    """Records a run in its main process; the run loop (training/run.py) calls it after every update."""
 
     def __init__(
         self,
@@ -58,7 +61,10 @@ class Recorder:
         checkpoint: dict[str, Any] | None,
         root_process: int,
     ) -> None:
-        """`root_process` is the number of the process whose tree is the run, for memory and CPU time."""
+        """Open the metrics files and take the first snapshot. `checkpoint` is what the run resumes from.
+
+        `root_process` is the process ID of the root of the run's process tree, for memory and CPU time.
+        """
         self.config = config
         self.folder = folder
         self.trainer = trainer
@@ -79,8 +85,8 @@ class Recorder:
         self.progress = Progress(config, self.budget, updates, clock.elapsed())
         self.first_timesteps = trainer.counters.timesteps
         self.boundaries = deque([(self.first_timesteps, clock.elapsed())])
-        """Timesteps and seconds at the ends of updates, those of the last FINAL_FPS_SECONDS."""
-        if checkpoint is not None and "boundaries" in checkpoint:  # older ones do not have them
+        """(timesteps, seconds) at each update boundary of the last FINAL_FPS_SECONDS."""
+        if checkpoint is not None and "boundaries" in checkpoint:  # checkpoints of older versions lack it
             self.boundaries = deque(checkpoint["boundaries"])
         self.updates = updates
         self.saved_at = (updates, clock.elapsed())
@@ -88,7 +94,10 @@ class Recorder:
         self.phases = mean_phases(trainer.phase_seconds)
 
     def _take_snapshot(self, elapsed: float, update_seconds: float) -> dict[str, Any]:
-        """The content of a checkpoint of this update boundary, to which the last update took that long."""
+        """Return the content of a checkpoint of the current update boundary.
+
+        `elapsed` is the training time until the boundary, `update_seconds` the duration of the last update.
+        """
         return {
             "algorithm": self.config.algorithm,
             "mode": self.config.mode,
@@ -103,10 +112,10 @@ class Recorder:
         }
 
     def after_update(self, update: Update, learning_rate: float) -> None:
-        """Take in a finished update: snapshot, row, console, and a checkpoint when one is due."""
+        """Record a finished update: take a snapshot, write a metrics row, print, save a due checkpoint."""
         before, elapsed = self.snapshot, self.clock.elapsed()
         if self.episodes.add(update.episodes):
-            self.best = before  # the parameters that acted in these episodes, or slightly older ones
+            self.best = before  # its parameters acted in these episodes, or slightly newer ones did
         last_timesteps, last_elapsed = self.boundaries[-1]
         counters, phases = self.trainer.counters, mean_phases(self.trainer.phase_seconds)
         self.boundaries.append((counters.timesteps, elapsed))
@@ -132,20 +141,24 @@ class Recorder:
         self.progress.update(row)
         seconds = self.snapshot["elapsed_seconds"] - self.saved_at[1]
         interval = self.config.logging.checkpoint_interval
-        # A3C's first worker sees its own updates, between which others have made theirs.
+        # The count may rise by more than one: A3C's first worker sees only its own updates.
         passed, self.updates = counters.updates // interval > self.updates // interval, counters.updates
         if passed or seconds >= self.config.logging.checkpoint_minutes * 60:
             self.save_step()
 
-    def at_the_end(self) -> None:
-        """Take the state of the last boundary, which the trainer has taken."""
+    def take_final_snapshot(self) -> None:
+        """Take a snapshot of the last update boundary; the trainer must have exchanged its state there."""
         self.snapshot = self._take_snapshot(self.boundaries[-1][1], self.clock.update_seconds)
 
     def save_step(self) -> Path:
+        """Write the snapshot as a step checkpoint, named after its timesteps; return its path."""
         return self.save(f"step_{self.snapshot['counters']['timesteps']}")
 
     def save(self, kind: str) -> Path:
-        """Write the snapshot of the last update boundary as a checkpoint, and the best one if it is new."""
+        """Write the snapshot as the checkpoint `kind` (`final` or `step_<n>`) and return its path.
+
+        Also writes the best checkpoint if it is newer, and deletes old step checkpoints.
+        """
         path = self.folder.checkpoint(kind)
         save_checkpoint(path, self.snapshot)
         if self.best is not None:
@@ -157,13 +170,16 @@ class Recorder:
         return path
 
     def finish(self, status: str, checkpoint: Path | None) -> None:
-        """Close the files, write the record of the last update boundary, print the summary."""
+        """Close the metrics files, write the record as of the snapshot, and print the summary.
+
+        `status` is completed, interrupted or failed; `checkpoint` is the last one saved.
+        """
         self.progress.close()
         self.monitor.stop()
         self.writer.close()
         snapshot, counters = self.snapshot, self.snapshot["counters"]
         if status != "completed":
-            self.writer.keep_until(counters["updates"])  # the files end where the checkpoint does
+            self.writer.keep_until(counters["updates"])  # the rows end where the checkpoint does
         elapsed = snapshot["elapsed_seconds"]
         episodes = EpisodeStatistics()
         episodes.load(snapshot["episodes"])
@@ -201,7 +217,10 @@ class Recorder:
         print_summary(write_record(self.folder, self.config, status, metrics), self.folder.root, checkpoint)
 
     def finish_failed(self) -> None:
-        """Save the last update boundary and the record; a second failure must not hide the first."""
+        """Save the snapshot and write the record of a failed run.
+
+        Errors on the way are logged and not raised, because they would hide why the run failed.
+        """
         checkpoint = None
         try:
             if self.snapshot["counters"]["updates"] > self.saved_at[0]:
@@ -215,12 +234,12 @@ class Recorder:
 
 
 def mean_phases(processes: list[dict[str, float]]) -> dict[str, float]:
-    """Seconds of each phase, the mean over the processes."""
+    """Return the seconds of each phase as means over the processes."""
     return {phase: sum(process[phase] for process in processes) / len(processes) for phase in PHASES}
 
 
 def breakdown(seconds: dict[str, float], total: float) -> dict[str, dict[str, float]]:
-    """Phase -> {seconds, share of `total`}, with everything that no phase measured as `other`."""
+    """Return {phase: {seconds, share of `total`}}; `other` is the time outside of all phases."""
     parts = {**seconds, "other": max(0.0, total - sum(seconds.values()))}
     return {
         phase: {"seconds": round(value, 3), "share": round(value / total, 4) if total else 0.0}

@@ -1,4 +1,4 @@
-"""Memory and CPU time of a run: the whole process tree, sampled in the background."""
+"""Measures memory and CPU use of a run's process tree, in a background thread."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from rlcb.cpu import allowed_cpus, usable_cores
 
 
 def _tree(root: psutil.Process) -> list[psutil.Process]:
+    """Return a process and all of its descendants."""
     return [root, *root.children(recursive=True)]
 
 
 def memory_bytes(process: psutil.Process) -> int:
-    """Proportional set size: private pages and this process's share of shared ones. Resident size where
-    unknown."""
+    """Return a process's proportional set size: private pages plus its part of the shared pages.
+
+    Returns the resident set size where the system does not report the proportional one.
+    """
     info = process.memory_full_info()
     return int(getattr(info, "pss", 0) or info.rss)
 
 
 def busy_seconds() -> float:
-    """Seconds that the logical CPUs which this process may use have worked, for any program or as another
-    virtual machine's, since the machine started."""
+    """Return the busy seconds since boot of the CPUs that this process may use, for all programs together.
+
+    Includes steal time, during which the CPUs work for other virtual machines.
+    """
     times = psutil.cpu_times(percpu=True)
     working = ("user", "nice", "system", "irq", "softirq", "steal")
     return sum(
@@ -36,14 +41,14 @@ def busy_seconds() -> float:
 
 
 class ResourceMonitor:
-    """Samples memory (GB, shared pages counted once) and CPU use (per cent of the usable cores) of the
-    process tree, and what other programs use.
+    """Samples memory (GB) and CPU use (per cent of the usable cores) of a process tree, in a thread.
 
-    One sample reads a file of /proc for each process: about a millisecond for each gigabyte that it maps.
+    Shared pages count once. A sample reads a file in /proc for each process, which takes about 1 ms per
+    gigabyte that the process maps.
     """
 
     def __init__(self, interval_seconds: float, root_process: int | None = None) -> None:
-        """`root_process` is the process whose tree is measured; None: this one."""
+        """`root_process` is the process ID of the root of the tree; None: this process."""
         self.interval_seconds = interval_seconds
         self.memory_gb = 0.0
         self.peak_gb = 0.0
@@ -61,10 +66,9 @@ class ResourceMonitor:
         self._thread = threading.Thread(target=self._run, name="resource-monitor", daemon=True)
 
     def _cpu_seconds(self) -> float:
-        """Of the tree's processes, those that have ended by now included: as much as was last seen of
-        them."""
+        """Return the CPU seconds of the tree. Ended processes count with their last measured value."""
         for process in _tree(self._root):
-            with contextlib.suppress(psutil.Error):  # it ended between being listed and being read
+            with contextlib.suppress(psutil.Error):  # the process ended after it was listed
                 times = process.cpu_times()
                 self._seen[process.pid, process.create_time()] = times.user + times.system
         return sum(self._seen.values())
@@ -90,23 +94,26 @@ class ResourceMonitor:
             self.sample()
 
     def start(self) -> None:
+        """Take a sample and start the thread."""
         self.sample()
         self._thread.start()
 
     def stop(self) -> None:
+        """Stop the thread and take a last sample."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
         self.sample()
 
     def usage(self) -> dict[str, float]:
-        """The metrics of benchmark_metrics.json: peak and average memory, average CPU use since the start."""
+        """Return `resource_usage` of benchmark_metrics.json: memory of the tree, and the mean CPU use of the
+        tree and of all other programs since the start."""
         seconds = time.perf_counter() - self._started
-        own = self._cpu_seconds() - self._first_cpu_seconds
-        others = busy_seconds() - self._first_busy_seconds - own
+        cpu_seconds = self._cpu_seconds() - self._first_cpu_seconds
+        others = busy_seconds() - self._first_busy_seconds - cpu_seconds
         return {
             "peak_memory_gb": round(self.peak_gb, 4),
             "average_memory_gb": round(self._memory_sum / max(1, self._samples), 4),
-            "average_cpu_percent": round(max(0.0, 100 * own / seconds / self._cores), 2),
+            "average_cpu_percent": round(max(0.0, 100 * cpu_seconds / seconds / self._cores), 2),
             "others_cpu_percent": round(max(0.0, 100 * others / seconds / len(allowed_cpus())), 2),
         }

@@ -1,4 +1,4 @@
-"""What a run says of itself when it ends: benchmark_metrics.json, training_summary.json, metrics.json."""
+"""Writes the results of a finished run: benchmark_metrics.json, training_summary.json, metrics.json."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SCHEMA_VERSION = 1
 
 
 def write_record(folder: RunFolder, config: Config, status: str, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Write the three files and return the content of benchmark_metrics.json.
+    """Write the three files of results and return the content of benchmark_metrics.json.
 
     `status` is completed, interrupted or failed. `metrics` has start_time, end_time, duration_hours,
     total_timesteps, total_updates, total_episodes, average_fps, final_fps, performance, resource_usage,
-    time_breakdown and workers.
+    time_breakdown and workers. Raises RunError if a file cannot be written.
     """
     threads = [worker["threads"] for worker in metrics["workers"]]
     record = {
@@ -72,8 +72,11 @@ def write_record(folder: RunFolder, config: Config, status: str, metrics: dict[s
 
 
 def write_failed_record(folder: RunFolder, config: Config) -> None:
-    """The record of a run whose main process died, unless it has left one itself: what its metrics file says,
-    null for what only it knew. A second failure must not hide the first, so it is only said."""
+    """Write the results of a run whose main process died without writing them.
+
+    They come from the rows of its metrics.jsonl; what only the main process knew is null. Errors are logged
+    and not raised, because they would hide why the run failed.
+    """
     if (folder.root / "benchmark_metrics.json").exists():
         return
     try:
@@ -85,21 +88,24 @@ def write_failed_record(folder: RunFolder, config: Config) -> None:
 
 @contextlib.contextmanager
 def failure_recorded(folder: RunFolder, config: Config) -> Iterator[list[Path]]:
-    """Gives a list that is to have the folder once it is the run's: if the run fails from then on without a
-    record of its own, one is written."""
-    taken: list[Path] = []
+    """Write a record if the run inside this context manager fails without writing one.
+
+    Yields an empty list, to which the caller appends the folder once the run has locked it. Before that,
+    the folder may belong to another run, and no record is written.
+    """
+    locked: list[Path] = []
     try:
-        yield taken
+        yield locked
     except Interrupted:
         raise
     except BaseException:
-        if taken:
+        if locked:
             write_failed_record(folder, config)
         raise
 
 
 def metrics_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the rows of a metrics file say of their run."""
+    """Return the `metrics` of a record (see `write_record`) from the rows of a metrics.jsonl."""
     last = rows[-1] if rows else {}
     elapsed, timesteps = last.get("time/elapsed_seconds", 0.0), last.get("timesteps", 0)
     return {

@@ -193,7 +193,7 @@ def make_updates(
         recorder.after_update(rest, learning_rate_of(config, budget, trainer.counters.updates, elapsed))
     trainer.exchange([])
     if recorder is not None:
-        recorder.at_the_end()
+        recorder.take_final_snapshot()
     return signal_number
 
 
