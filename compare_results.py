@@ -1,8 +1,6 @@
 """Compare runs: tables, statistics, plots and one page, from the folders that training scripts leave."""
 
-import sys
-
-from rlcb.cli.compare import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start("rlcb.cli.compare")

@@ -1,8 +1,6 @@
 """Evaluate a checkpoint; which algorithm it is of is read from it."""
 
-import sys
-
-from rlcb.cli.evaluate import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start("rlcb.cli.evaluate")

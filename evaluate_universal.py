@@ -1,8 +1,6 @@
 """Evaluate a checkpoint of any algorithm, or the random policy, in any environment."""
 
-import sys
-
-from rlcb.cli.evaluate import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start("rlcb.cli.evaluate")

@@ -1,8 +1,6 @@
 """Draw the training curves of a run: return, FPS, losses and entropy."""
 
-import sys
-
-from rlcb.cli.plot import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start("rlcb.cli.plot")

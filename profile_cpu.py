@@ -1,8 +1,6 @@
 """Know your machine: what limits training here, what share of it this project reaches, and what to set."""
 
-import sys
-
-from rlcb.cli.profile import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start("rlcb.cli.profile")

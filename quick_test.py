@@ -1,8 +1,6 @@
 """Check the installation: one line for each check, exit code 0 if everything works, else 1."""
 
-import sys
-
-from rlcb.cli.quick_test import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start("rlcb.cli.quick_test")

@@ -1,8 +1,6 @@
 """Run a study: algorithms x modes x games x seeds one after another, evaluated and compared at the end."""
 
-import sys
-
-from rlcb.cli.benchmark import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start("rlcb.cli.benchmark")

@@ -1,8 +1,6 @@
 """Train any algorithm in any mode: python train.py --algorithm a2c --mode parallel --duration 1."""
 
-import sys
-
-from rlcb.cli.train import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start("rlcb.cli.train")

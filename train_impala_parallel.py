@@ -1,8 +1,6 @@
 """Train IMPALA with actors and learners on one machine for a number of timesteps."""
 
-import sys
-
-from rlcb.cli.train import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main("impala", "parallel", timed=False))
+    start("rlcb.cli.train", "impala", "parallel", timed=False)

@@ -1,8 +1,6 @@
 """Train IMPALA with actors and learners on one machine for a given wall-clock time."""
 
-import sys
-
-from rlcb.cli.train import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main("impala", "parallel", timed=True))
+    start("rlcb.cli.train", "impala", "parallel", timed=True)

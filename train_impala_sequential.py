@@ -1,8 +1,6 @@
 """Train IMPALA in one process for a number of timesteps."""
 
-import sys
-
-from rlcb.cli.train import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main("impala", "sequential", timed=False))
+    start("rlcb.cli.train", "impala", "sequential", timed=False)

@@ -1,8 +1,6 @@
 """Train IMPALA in one process for a given wall-clock time."""
 
-import sys
-
-from rlcb.cli.train import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main("impala", "sequential", timed=True))
+    start("rlcb.cli.train", "impala", "sequential", timed=True)

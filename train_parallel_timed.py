@@ -1,8 +1,6 @@
 """Train PPO in several processes of one machine for a given wall-clock time."""
 
-import sys
-
-from rlcb.cli.train import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main("ppo", "parallel", timed=True))
+    start("rlcb.cli.train", "ppo", "parallel", timed=True)

@@ -1,8 +1,6 @@
 """Train PPO on several nodes, under torchrun or srun or started by hand on each, for a number of steps."""
 
-import sys
-
-from rlcb.cli.train_distributed import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main("ppo"))
+    start("rlcb.cli.train_distributed", "ppo")

@@ -1,8 +1,6 @@
 """Train PPO in several processes of one machine for a number of timesteps."""
 
-import sys
-
-from rlcb.cli.train import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main("ppo", "parallel", timed=False))
+    start("rlcb.cli.train", "ppo", "parallel", timed=False)

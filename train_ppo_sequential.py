@@ -1,8 +1,6 @@
 """Train PPO in one process for a number of timesteps."""
 
-import sys
-
-from rlcb.cli.train import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main("ppo", "sequential", timed=False))
+    start("rlcb.cli.train", "ppo", "sequential", timed=False)

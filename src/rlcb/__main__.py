@@ -1,8 +1,6 @@
 """`python -m rlcb`: the same as the command `rlcb`."""
 
-import sys
-
-from rlcb.cli.main import main
+from rlcb.start import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start("rlcb.cli.main")
