@@ -12,7 +12,7 @@ from rlcb.paths import PROJECT
 PACKAGE = PROJECT / "src" / "rlcb"
 GROUND = "ground"
 FLOORS = (
-    ("api",),
+    ("api", "__main__"),
     ("cli",),
     ("study", "profiling"),
     ("comparison", "evaluation", "cluster"),

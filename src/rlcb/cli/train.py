@@ -56,7 +56,15 @@ def read_choice(words: Sequence[str], chosen: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train as the flags say, in this process or with worker processes; return the exit code."""
+    """Train as the flags say; return the exit code. Raises UsageError and RunError."""
+    return run_spec(make_spec(arguments))
+
+
+def make_spec(arguments: argparse.Namespace) -> RunSpec:
+    """Return the run that the flags describe, and set this process's threads and allocator for it.
+
+    Raises UsageError. Touches nothing on disk.
+    """
     if arguments.resume:
         config, folder = resolve_resumed(arguments)
     else:
@@ -64,20 +72,23 @@ def run(arguments: argparse.Namespace) -> int:
         folder = RunFolder(arguments.output_dir, config)
         if not arguments.overwrite and arguments.output_dir is not None:
             folder.refuse_if_occupied()
-    # Before torch is loaded, which importing rlcb.training.run does.
-    parallel = config.mode == "parallel"
-    default_threads = 1 if parallel else None  # one process a core, or one process for all cores
+    default_threads = 1 if config.mode == "parallel" else None  # parallel: one process per core
     num_threads = prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads
     )
-    if parallel:
+    return RunSpec(config, folder, num_threads, arguments.resume, arguments.overwrite, arguments.trace_folder)
+
+
+def run_spec(spec: RunSpec) -> int:
+    """Train with worker processes if the mode is parallel, else in this process; return the exit code.
+
+    Raises UsageError and RunError.
+    """
+    if spec.config.mode == "parallel":
         from rlcb.parallel.supervisor import train_in_workers as train
     else:
-        from rlcb.training.run import train_in_one_process as train
-
-    return train(
-        RunSpec(config, folder, num_threads, arguments.resume, arguments.overwrite, arguments.trace_folder)
-    )
+        from rlcb.training.run import train_in_one_process as train  # loads torch
+    return train(spec)
 
 
 def resolve_config(arguments: argparse.Namespace) -> Config:

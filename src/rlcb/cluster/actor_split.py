@@ -25,6 +25,7 @@ from rlcb.errors import Interrupted, RunError, UsageError, first_line
 from rlcb.parallel.calibration import KEYS, START_SECONDS, Calibration, calibrate
 from rlcb.parallel.worker import end_with_parent
 from rlcb.parallel.world import World, host_name
+from rlcb.processes.child_process import start_child
 from rlcb.processes.signals import StopSignal
 
 POLL_SECONDS = 0.1
@@ -57,8 +58,7 @@ def settle_split(config: Config, known: Config, world: World) -> tuple[Config, C
             args=(world, config.cluster.timeout_seconds, child_connection),
             daemon=True,
         )
-        with StopSignal.blocked():
-            process.start()
+        start_child(process)
         child_connection.close()
         try:
             if world.node_rank == 0:

@@ -23,7 +23,7 @@ from rlcb.envs.spaces import Spaces
 from rlcb.envs.vector_env import GymnasiumVectorEnv, make_vector_env, native_threads, spaces_of
 from rlcb.errors import UsageError
 from rlcb.evaluation.episodes import PlayedEpisode, Policy, episode_quotas, model_policy, play, random_policy
-from rlcb.rl.models import make_model
+from rlcb.rl.models import ActorCritic, make_model
 from rlcb.software import describe_software
 from rlcb.training.checkpoint import load_checkpoint
 
@@ -115,15 +115,9 @@ class Evaluation:
                 f"{self.plan.checkpoint} was trained on {self.config.env.id} with {describe_spaces(saved)}; "
                 f"{self.env.id} has {describe_spaces(self.spaces)}"
             )
-        model = make_model(self.config.model, saved, seed=0)
-        try:
-            model.load_state_dict(self.checkpoint["learner"]["model"])
-        except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UsageError(f"{self.plan.checkpoint}: weights do not fit the network ({reason})") from error
-        if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
-            raise UsageError(f"{self.plan.checkpoint} holds weights that are not finite")
-        return model_policy(model.eval(), self.plan.deterministic)
+        assert self.plan.checkpoint is not None
+        model = load_model(self.plan.checkpoint, self.checkpoint, self.config)
+        return model_policy(model, self.plan.deterministic)
 
     def play(
         self,
@@ -210,6 +204,22 @@ class Evaluation:
                 }
         keys = ("training_mode", "training_seed", "trained_env", "timesteps", "updates", "training_hours")
         return {**dict.fromkeys(keys), **facts}
+
+
+def load_model(path: Path, checkpoint: Mapping[str, Any], config: Config) -> ActorCritic:
+    """Return the network of a checkpoint that was read from `path`, in evaluation mode.
+
+    Raises UsageError, which names `path`, if the weights do not fit the network or are not finite.
+    """
+    model = make_model(config.model, Spaces.from_dict(checkpoint["spaces"]), seed=0)
+    try:
+        model.load_state_dict(checkpoint["learner"]["model"])
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"{path}: weights do not fit the network ({reason})") from error
+    if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
+        raise UsageError(f"{path} holds weights that are not finite")
+    return model.eval()
 
 
 def evaluate(

@@ -25,6 +25,7 @@ from rlcb.parallel.forkserver import worker_context
 from rlcb.parallel.heartbeat import ABORT, Heartbeats
 from rlcb.parallel.worker import Job, Link, worker_main
 from rlcb.parallel.world import World, host_name
+from rlcb.processes.child_process import start_child
 from rlcb.processes.signals import StopSignal
 from rlcb.processes.suspend_clock import SuspendClock
 from rlcb.text import counted
@@ -133,7 +134,7 @@ class Supervisor:
         return rank >= self.learners
 
     def _start_worker(self, rank: int) -> Worker:
-        """Start a worker with signals blocked, so that none ends it before it can ignore them."""
+        """Start the worker of `rank`; return its handle."""
         ours, theirs = self.context.Pipe()
         link = Link(
             rank,
@@ -145,8 +146,7 @@ class Supervisor:
         )
         name = self._process_name(rank).replace(" ", "-")
         process = self.context.Process(target=worker_main, args=(self.job, link), name=name, daemon=True)
-        with StopSignal.blocked():
-            process.start()
+        start_child(process)
         theirs.close()
         return Worker(process, ours)
 
@@ -254,6 +254,7 @@ class Supervisor:
                     self.replaced += content
                 elif kind == "taken":
                     worker.folder = content
+                    self.job.spec.folder.root = content  # an automatic name may have got a number
                 elif kind == "ended":
                     worker.recorded, worker.exit_code = True, content
                 else:

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlcb import cpu
 from rlcb.errors import RunError, UsageError
+from rlcb.processes.child_process import start_child
 from rlcb.processes.signals import StopSignal
 
 ANSWER_SECONDS = 120.0
@@ -56,8 +57,7 @@ class Measurers:
             for _ in range(self.count):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=serve, args=(*self.setup, theirs), daemon=True)
-                with StopSignal.blocked():  # none is to end it before it can ignore them
-                    process.start()
+                start_child(process)
                 theirs.close()
                 self.processes.append(process)
                 self.connections.append(ours)
