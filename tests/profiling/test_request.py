@@ -78,6 +78,15 @@ def test_a_file_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
     assert "num_workers: 2" in path.read_text()
 
 
+def test_an_overlay_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "local_ppo_parallel.yaml"
+    path.write_text("when:\n  ppo:\n    training:\n      n_steps: 256\n")
+    before = path.read_text()
+    with pytest.raises(UsageError, match=r"is an overlay .* give the name of another file"):
+        write_setup(path, base("ppo", "parallel"), setup(), profile(), overwrite=True)
+    assert path.read_text() == before
+
+
 def test_the_name_of_a_file_says_algorithm_and_mode() -> None:
     names = {
         "config/local_ppo_parallel.yaml": ("ppo", "parallel"),

@@ -126,6 +126,29 @@ def test_the_most_specific_setting_wins_and_other_runs_do_not_get_it() -> None:
         assert (data.get("parallel") or {}).get("num_workers") == (3 if mode == "parallel" else None)
 
 
+def test_an_overlay_goes_over_the_default_file_of_each_mode(tmp_path: Path) -> None:
+    overlay = tmp_path / "machine.yaml"
+    overlay.write_text(
+        "env:\n  num_envs: 64\nwhen:\n  ppo:\n    training:\n      n_steps: 7\n"
+        "  ppo_parallel:\n    parallel:\n      num_workers: 4\n  impala:\n    env:\n      num_envs: 48\n"
+    )
+    made = study(algorithms=["ppo"], config={"ppo": str(overlay)})
+    for mode, workers in (("sequential", None), ("parallel", 4)):
+        data = configuration_settings(made, "ppo", mode)
+        assert (data["env"]["num_envs"], data["training"]["n_steps"]) == (64, 7)
+        assert (data.get("parallel") or {}).get("num_workers") == workers
+        assert data["training"]["batch_size"] is not None  # from the default file
+    overlay.write_text("when:\n  dqn:\n    training:\n      n_steps: 7\n")
+    with pytest.raises(UsageError, match=r"when\.dqn"):
+        configuration_settings(made, "ppo", "parallel")
+
+
+def test_overlays_are_found_in_the_projects_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = open_with(tmp_path / "s", *PPO, "--config", "ppo=config/machine/ryzen7.yaml")
+    assert all(config.env.num_envs == 64 for config in opened.configs.values())
+
+
 def test_num_workers_sets_the_actors_of_impala() -> None:
     made = study(algorithms=["impala"], num_workers=3)
     assert configuration_settings(made, "impala", "parallel")["impala"]["num_actors"] == 3

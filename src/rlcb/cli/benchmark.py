@@ -10,7 +10,7 @@ from typing import Any
 
 from rlcb.cli.command import Parser, count, exit_code
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
-from rlcb.config.yaml_file import parse_assignments, parse_settings
+from rlcb.config.yaml_file import found_config, parse_assignments, parse_settings
 from rlcb.errors import EXIT_FAILED, Interrupted, UsageError
 from rlcb.processes.machine_lock import Lock, machine_lock_path
 from rlcb.processes.signals import StopSignal
@@ -130,8 +130,8 @@ def _add_run_flags(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE",
-        help="configuration file of an algorithm (ppo=FILE) or of an algorithm and mode (ppo_parallel=FILE); "
-        "default: config/<algorithm>_<mode>.yaml",
+        help="configuration file or overlay of an algorithm (ppo=FILE) or of an algorithm and mode "
+        "(ppo_parallel=FILE); default: config/<algorithm>_<mode>.yaml",
     )
     add(
         "--set",
@@ -169,7 +169,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     given = read_study_file(arguments.study) if arguments.study is not None else {}
     flags = {key: value for key, value in vars(arguments).items() if key in Study.model_fields}
     flags["config"] = {
-        name: str(Path(path).resolve())
+        name: str(found_config(Path(path)).resolve())
         for name, path in parse_assignments(arguments.config, "--config").items()
     }
     flags["set"] = parse_settings(arguments.set)

@@ -103,8 +103,7 @@ def read_config_files(paths: Sequence[Path], algorithm: str, mode: str) -> dict[
     merged: dict[str, Any] = {}
     names = (algorithm, mode, f"{algorithm}_{mode}")
     for index, path in enumerate(paths):
-        found = path if path.exists() or not (PROJECT / path).exists() else PROJECT / path
-        data = read_config_file(found)
+        data = read_config_file(found_config(path))
         overlay = data.pop("when", None)
         if overlay is None:
             _merge(merged, data, str(path))
@@ -124,6 +123,11 @@ def read_config_files(paths: Sequence[Path], algorithm: str, mode: str) -> dict[
                 _move_aliases(overlay[name], str(path))
                 _merge(merged, overlay[name], str(path))
     return merged
+
+
+def found_config(path: Path) -> Path:
+    """Return `path`, or the file of that name in the project's folder if there is none at `path`."""
+    return path if path.exists() or not (PROJECT / path).exists() else PROJECT / path
 
 
 def _merge(settings: dict[str, Any], changes: Mapping[str, Any], source: str) -> None:

@@ -51,6 +51,18 @@ def refuse_if_exists(path: Path, overwrite: bool) -> None:
         raise UsageError(f"{path} exists; use --overwrite to replace it")
     if path.suffix not in (".yaml", ".yml"):
         raise UsageError(f"--write {path}: the name must end in .yaml")
+    if is_overlay(path):
+        raise UsageError(
+            f"--write {path}: it is an overlay (it has a section `when`), and this command writes whole "
+            "configurations; give the name of another file"
+        )
+
+
+def is_overlay(path: Path) -> bool:
+    """Whether `path` is an overlay (rlcb.config.yaml_file.read_config_files); False for any broken file."""
+    with contextlib.suppress(UsageError):
+        return "when" in read_config_file(path)
+    return False
 
 
 def write_setup(path: Path, config: Config, setup: Setup, profile: Profile, overwrite: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.config import Config
 from rlcb.config.games import check_environment
-from rlcb.config.yaml_file import build_config, read_config_file, set_value
+from rlcb.config.yaml_file import build_config, read_config_files, set_value
 from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
 from rlcb.study.study import PlannedRun, Study
@@ -59,11 +59,12 @@ def configuration_settings(study: Study, algorithm: str, mode: str) -> dict[str,
     """Return the settings that all runs of an algorithm and mode share, as nested dictionaries.
 
     The settings of the study override the configuration file; a setting for one algorithm and mode overrides
-    a setting for one of them, which overrides a setting for all runs. Raises UsageError.
+    a setting for one of them, which overrides a setting for all runs. An overlay goes over the default file
+    (rlcb.config.yaml_file.read_config_files). Raises UsageError.
     """
     named = study.config.get(f"{algorithm}_{mode}") or study.config.get(algorithm)
     path = Path(named) if named else default_config_path(algorithm, mode)
-    data = read_config_file(path)
+    data = read_config_files([path], algorithm, mode)
     for key, expected in (("algorithm", algorithm), ("mode", mode)):
         if data.setdefault(key, expected) != expected:
             raise UsageError(f"{path}: {key} = {data[key]!r}, but the file is given for {algorithm} {mode}")
