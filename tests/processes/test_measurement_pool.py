@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -44,6 +47,18 @@ def test_they_measure_at_the_same_time_in_processes_of_their_own(tmp_path: Path)
         (first, first_met), (second, second_met) = asked.ask("meet", str(tmp_path), 2)
     assert len({first, second, os.getpid()}) == 3
     assert first_met and second_met
+
+
+def test_no_process_starts_with_signals_that_could_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource_tracker, "_resource_tracker", resource_tracker.ResourceTracker())
+    monkeypatch.setattr(resource_tracker, "ensure_running", resource_tracker._resource_tracker.ensure_running)
+    monkeypatch.setattr(resource_tracker, "getfd", resource_tracker._resource_tracker.getfd)
+    with measurers() as asked:
+        for process in asked.processes:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            blocked, ignored = (int(re.search(rf"{name}:\s+(\w+)", status)[1], 16) for name in ("SigBlk", "SigIgn"))
+            for number in (signal.SIGINT, signal.SIGTERM):
+                assert (blocked | ignored) >> (number - 1) & 1
 
 
 def test_each_has_one_thread() -> None:

@@ -11,6 +11,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
@@ -53,6 +54,7 @@ class Measurers:
 
     def __enter__(self) -> Measurers:
         context = multiprocessing.get_context("spawn")
+        resource_tracker.ensure_running()  # the first process would start it, which unblocks SIGINT and SIGTERM
         try:
             for _ in range(self.count):
                 ours, theirs = context.Pipe()
