@@ -27,7 +27,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 MODULES = {
     "gae": ("test_gae",),
     "vtrace": ("test_vtrace",),
-    "losses": ("test_ppo", "test_impala"),
+    "losses": ("test_ppo", "test_ppo_nodes", "test_impala"),
     "reward_scaler": ("test_reward_scaler",),
     "learner": ("test_ppo", "test_impala"),
     "ppo": ("test_ppo", "test_ppo_nodes"),
@@ -88,7 +88,7 @@ class Places(ast.NodeTransformer):
                 self.count += 1
                 return ast.copy_location(new, node)
             self.count += 1
-        return self.generic_visit(node)
+        return super().visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         if node.value is not None:

@@ -147,5 +147,5 @@ def test_a_library_that_only_fails_in_use_gives_one_line(capsys: pytest.CaptureF
 
 
 def test_a_fault_of_the_project_itself_is_no_missing_package() -> None:
-    error = ModuleNotFoundError("No module named 'src.nothing'", name="src.nothing")
-    assert explain(error) == "ModuleNotFoundError: No module named 'src.nothing'"
+    error = ModuleNotFoundError("No module named 'rlcb.nothing'", name="rlcb.nothing")
+    assert explain(error) == "ModuleNotFoundError: No module named 'rlcb.nothing'"

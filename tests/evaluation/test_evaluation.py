@@ -546,7 +546,7 @@ def test_a_window_shows_frames_until_it_is_closed(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(video, "require_display", lambda: None)
     plt.switch_backend("agg")
-    window = video.Window("test", fps=1000)
+    window = video.ViewerWindow("test", fps=1000)
     monkeypatch.setattr(window._figure, "show", lambda: None)
     frame = np.full((8, 8, 3), 200, np.uint8)
     window.show(frame)

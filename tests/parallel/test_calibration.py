@@ -187,7 +187,7 @@ def test_a_calibration_measures_each_size_of_actor_and_fills_in_what_was_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(calibration, "Measurers", FakeMeasurers)
-    monkeypatch.setattr(calibration.cpu_utils, "usable_cores", lambda: 2)
+    monkeypatch.setattr(calibration.cpu, "usable_cores", lambda: 2)
     found, chosen = calibrate(config(), lambda: None)
     sizes = [each for size in (8, 16, 32) for each in (("begin", size), ("act",))]
     assert FakeMeasurers.asked == [*sizes, ("prepare_learning",), ("learn",)]

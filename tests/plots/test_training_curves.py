@@ -16,7 +16,7 @@ from matplotlib.image import imread
 
 from rlcb.errors import RunError, UsageError
 from rlcb.plots.style import draw_training_curves, running_mean
-from rlcb.plots.training_curves import describe_levels, describe_run, load_curves, locate, plot_run
+from rlcb.plots.training_curves import levels_text, load_curves, locate, plot_run, run_title
 from rlcb.text import count_text, duration_text, tick_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,11 +176,11 @@ def test_figures_that_are_null_are_left_out_and_a_single_row_is_a_dot(log: Path)
 
 def test_title_comes_from_the_run_and_no_text_leaves_the_picture(log: Path) -> None:
     settings = {"algorithm": "ppo", "mode": "parallel", "env": {"id": "CartPole-v1"}, "training": {"seed": 0}}
-    assert describe_run(settings) == "PPO parallel on CartPole-v1, seed 0"
-    assert describe_levels(settings) == ""
+    assert run_title(settings) == "PPO parallel on CartPole-v1, seed 0"
+    assert levels_text(settings) == ""
     procgen = {"env": {"id": "procgen-maze-v0", "distribution_mode": "hard", "num_levels": 0}}
-    assert describe_levels(procgen) == "hard, all levels"
-    figure = draw_training_curves(load_curves(log), describe_run(settings), "easy, 200 levels")
+    assert levels_text(procgen) == "hard, all levels"
+    figure = draw_training_curves(load_curves(log), run_title(settings), "easy, 200 levels")
     figure.draw_without_rendering()
     title, facts = (text.get_text() for text in figure.texts)
     assert title == "PPO parallel on CartPole-v1, seed 0"

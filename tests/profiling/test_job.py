@@ -16,7 +16,7 @@ from rlcb.processes.signals import StopSignal
 from rlcb.profiling import job, measure, trace
 from rlcb.profiling.advice import result_of
 from rlcb.profiling.measure import EFFORTS, MachineMeasurement, Show, Step
-from rlcb.profiling.report import describe_run
+from rlcb.profiling.report import describe_short_run
 from tests.profiles import configured, passes, profile, setup
 
 
@@ -146,7 +146,7 @@ def test_a_run_with_another_setup_than_the_one_recommended_in_the_end_counts_for
     # Two cores, one thread each: 0.1 ms to step, 0.25 for 64 forward, 4 epochs of 1 ms.
     assert result.limit_fps == pytest.approx(2e3 / (0.1 + 0.25 + 4 * 1.0))
     assert result.share == pytest.approx(100 / result.limit_fps)
-    text = describe_run(result, config)
+    text = describe_short_run(result, config)
     assert text.startswith("rollouts of 64 x 128 steps, minibatches of 1,024 and 1 worker of 2 threads, 64 ")
 
 

@@ -9,7 +9,7 @@ import pytest
 from rlcb.config.budget import Budget
 from rlcb.config.config import Config
 from rlcb.text import COLUMNS, counted, print_rows, short
-from rlcb.training.console import Progress
+from rlcb.training.console import RunProgress
 
 
 def test_updates_that_others_made_meanwhile_do_not_hide_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,7 +17,7 @@ def test_updates_that_others_made_meanwhile_do_not_hide_a_line(capsys: pytest.Ca
         {"algorithm": "a3c", "mode": "parallel", "training": {"batch_size": None, "n_epochs": 1}}
         | {"logging": {"log_interval": 5}}
     )
-    progress = Progress(config, Budget.of(config), 0, 0.0)
+    progress = RunProgress(config, Budget.of(config), 0, 0.0)
     for update in (3, 4, 7, 9, 16, 18, 20):  # of one worker, between those of others
         progress.update(
             {

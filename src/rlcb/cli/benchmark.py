@@ -14,7 +14,7 @@ from rlcb.config.yaml_file import found_config, parse_assignments, parse_setting
 from rlcb.errors import EXIT_FAILED, Interrupted, UsageError
 from rlcb.processes.machine_lock import Lock, machine_lock_path
 from rlcb.processes.signals import StopSignal
-from rlcb.study.console import Outcome, StudyProgress, print_outcomes, print_plan
+from rlcb.study.console import Outcome, StudyProgress, print_outcomes, print_study_plan
 from rlcb.study.folder import StudyFolder, open_study, read_study_file
 from rlcb.study.runner import Runner, acquire_in_turn
 from rlcb.study.state import RunState
@@ -199,10 +199,10 @@ def run_study(arguments: argparse.Namespace) -> int:
     if arguments.cell is not None:
         return run_one(folder, arguments)
     if arguments.compare_only:
-        return compare(folder, states)
+        return compare_study(folder, states)
     if arguments.launcher == "slurm":
         return launch(folder, states, arguments)
-    print_plan(folder, states, arguments.retry_failed)
+    print_study_plan(folder, states, arguments.retry_failed)
     if arguments.dry_run:
         return 0
     with StopSignal(forwards=True) as stop:
@@ -234,13 +234,13 @@ def machine_lock() -> Lock:
 def conclude(folder: StudyFolder, outcomes: Sequence[Outcome]) -> int:
     """Compare the runs and print the outcomes; return the exit code."""
     try:
-        compared = compare(folder, folder.states())
+        compared = compare_study(folder, folder.states())
     finally:
         print_outcomes(folder, outcomes)
     return EXIT_FAILED if compared or any(outcome.status == "failed" for outcome in outcomes) else 0
 
 
-def compare(folder: StudyFolder, states: dict[str, RunState]) -> int:
+def compare_study(folder: StudyFolder, states: dict[str, RunState]) -> int:
     """Compare the completed runs; return the exit code of the comparison, 1 if no run is completed."""
     if not any(state.status == "completed" for state in states.values()):
         print("Nothing to compare: no run is completed", flush=True)
@@ -286,7 +286,7 @@ def launch(folder: StudyFolder, states: dict[str, RunState], arguments: argparse
     options = (arguments.slurm_option, arguments.retry_failed)
     if not arguments.dry_run:
         slurm.require_sbatch()
-    print_plan(folder, states, arguments.retry_failed)
+    print_study_plan(folder, states, arguments.retry_failed)
     if not todo:
         return 0 if all(state.done for state in states.values()) else EXIT_FAILED
     if arguments.dry_run:

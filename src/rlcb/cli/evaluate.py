@@ -14,7 +14,7 @@ from rlcb.cli.command import Parser, count, exit_code
 from rlcb.cpu import prepare_process
 from rlcb.envs.levels import CHOICES
 from rlcb.errors import RunError, UsageError
-from rlcb.evaluation.console import EpisodeProgress, print_plan, print_result
+from rlcb.evaluation.console import EpisodeProgress, print_evaluation_plan, print_result
 from rlcb.files import write_json
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = prepare_screening(evaluation, arguments)
     for target in (folder, *([arguments.video.parent] if arguments.video is not None else [])):
         require_writable(target)
-    print_plan(evaluation)
+    print_evaluation_plan(evaluation)
     progress = EpisodeProgress(evaluation.plan.episodes * len(evaluation.splits))
     try:
         result = evaluation.run(progress.advance)
@@ -233,7 +233,7 @@ def prepare_screening(evaluation: Evaluation, arguments: argparse.Namespace) -> 
     """
     if arguments.video is None and not arguments.render:
         return lambda: None
-    from rlcb.evaluation.video import Screening, VideoFile, Viewer, Window, require_display
+    from rlcb.evaluation.video import Screening, VideoFile, Viewer, ViewerWindow, require_display
 
     if arguments.render:
         require_display()
@@ -242,7 +242,7 @@ def prepare_screening(evaluation: Evaluation, arguments: argparse.Namespace) -> 
     if arguments.video is not None:
         viewers.append(VideoFile(arguments.video, screening.fps))
     if arguments.render:
-        viewers.append(Window(evaluation.env.id, screening.fps))
+        viewers.append(ViewerWindow(evaluation.env.id, screening.fps))
 
     def screen() -> None:
         print(f"\nPlaying {arguments.video_episodes} further episodes on {screening.split.text}", flush=True)

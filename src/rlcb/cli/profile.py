@@ -13,7 +13,7 @@ from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.errors import EXIT_FAILED, Interrupted
 from rlcb.machine.profile import profiles_folder
 from rlcb.processes.signals import StopSignal
-from rlcb.profiling.job import Progress, measure, reuse, save
+from rlcb.profiling.job import ProfileProgress, measure, reuse, save
 from rlcb.profiling.measure import EFFORTS
 from rlcb.profiling.report import describe_profile
 from rlcb.profiling.request import (
@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Do what the flags say. Raises UsageError or RunError."""
     folder = arguments.output_dir or profiles_folder()
     with StopSignal(forwards=True) as stop:
-        progress = Progress()
+        progress = ProfileProgress()
         try:
             if arguments.trace is not None:
                 return trace_update(arguments, folder, stop, progress)
@@ -154,7 +154,9 @@ def run(arguments: argparse.Namespace) -> int:
             progress.close()
 
 
-def profile_machine(arguments: argparse.Namespace, folder: Path, stop: StopSignal, progress: Progress) -> int:
+def profile_machine(
+    arguments: argparse.Namespace, folder: Path, stop: StopSignal, progress: ProfileProgress
+) -> int:
     """Returns EXIT_FAILED if a short run failed; everything else is written all the same."""
     pairs = selected_pairs(arguments)
     configs = configurations(pairs, arguments)
@@ -178,7 +180,9 @@ def profile_machine(arguments: argparse.Namespace, folder: Path, stop: StopSigna
     return EXIT_FAILED if failed else 0
 
 
-def trace_update(arguments: argparse.Namespace, folder: Path, stop: StopSignal, progress: Progress) -> int:
+def trace_update(
+    arguments: argparse.Namespace, folder: Path, stop: StopSignal, progress: ProfileProgress
+) -> int:
     """Trace an update of a training script."""
     from rlcb.profiling.trace import trace
 

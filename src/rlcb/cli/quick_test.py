@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from rlcb import cpu
+from rlcb import cpu, errors
 from rlcb.config.games import GAMES
 from rlcb.paths import PROJECT
 from rlcb.text import print_rows
@@ -70,7 +70,7 @@ class Report:
         try:
             self.line("ok", name, check())
         except CheckWarning as remark:
-            self.line("warning", name, first_line(remark))
+            self.line("warning", name, reason_of(remark))
         except Exception as error:  # whatever a broken installation raises
             self.failed += 1
             self.line("failed", name, explain(error))
@@ -89,10 +89,10 @@ def _can_print(text: str) -> bool:
 def explain(error: Exception) -> str:
     """Why a check failed, in one line, with the remedy where it is known."""
     if isinstance(error, CheckFailed):
-        return first_line(error)
-    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("src"):
+        return reason_of(error)
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("rlcb"):
         return f"{error.name} is missing: pip install -r requirements.txt"
-    return f"{type(error).__name__}: {first_line(error)}"
+    return f"{type(error).__name__}: {reason_of(error)}"
 
 
 # --- What is there ------------------------------------------------------------------------------------------
@@ -329,10 +329,9 @@ MODULES = {"pyyaml": "yaml", "procgen-mirror": "procgen"}
 OPTIONAL = {"tensorboard": "curves in the browser"}
 
 
-def first_line(error: BaseException) -> str:
-    """What an exception says, on one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no reason given"
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an exception's message."""
+    return errors.first_line(error) or "no reason given"
 
 
 def required() -> list[Requirement]:
@@ -365,6 +364,6 @@ def problem_of(requirement: Requirement) -> str | None:
             warnings.simplefilter("ignore")
             importlib.import_module(MODULES.get(name, name.replace("-", "_")))
     except Exception as error:  # a broken package may raise anything
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"{type(error).__name__}: {reason_of(error)}"
         return f"cannot be imported ({reason}): pip install --force-reinstall {wanted}"
     return None

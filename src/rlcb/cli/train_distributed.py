@@ -117,10 +117,10 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     if world.node_rank > 0:
         print(describe_node(config, world), flush=True)
     spec = RunSpec(config, folder, num_threads, resume, arguments.overwrite, arguments.trace_folder)
-    return train_on_node(spec, worker_module(config), world, calibration)
+    return train_on_node(spec, node_worker_module(config), world, calibration)
 
 
-def worker_module(config: Config) -> str:
+def node_worker_module(config: Config) -> str:
     """The module whose `work` the workers of a node call. Only they import it: it loads torch."""
     return "rlcb.cluster.impala_workers" if config.has_actors else "rlcb.cluster.rank"
 

@@ -19,7 +19,7 @@ from rlcb.comparison.metrics import (
     TESTED,
     TIME_AXES,
     ThresholdResult,
-    Window,
+    TimeWindow,
     equal_window,
     metrics_at,
     metrics_of,
@@ -98,7 +98,7 @@ class GameResult:
     """A key: the id of the environment, perhaps with its mode."""
     game: str
     groups: list[GroupResult]
-    windows: dict[str, Window | None]
+    windows: dict[str, TimeWindow | None]
     pairs: list[Pair]
 
 
@@ -174,7 +174,7 @@ def compare_game(part: Part, baseline: str, options: Options) -> GameResult:
     return GameResult(part.key, part.name, results, windows, pairs)
 
 
-def group_result(group: Group, windows: Mapping[str, Window | None], options: Options) -> GroupResult:
+def group_result(group: Group, windows: Mapping[str, TimeWindow | None], options: Options) -> GroupResult:
     threshold = threshold_of(options.thresholds, group.game)
     rows = []
     for run in group.runs:

@@ -159,22 +159,22 @@ def curve_data(panel: Panel, runs: bool = False) -> dict[str, Any]:
         "unit": panel.unit,
         "clock": panel.clock.key,
         "clock_unit": panel.clock.unit,
-        "grid": short(panel.grid),
+        "grid": rounded(panel.grid),
         "groups": [
             {
                 "label": curve.label,
-                "mean": short(curve.band.mean),
-                "low": short(curve.band.low),
-                "high": short(curve.band.high),
+                "mean": rounded(curve.band.mean),
+                "low": rounded(curve.band.low),
+                "high": rounded(curve.band.high),
                 "n": curve.band.n.tolist(),
-                **({"runs": [short(each) for each in curve.runs]} if runs else {}),
+                **({"runs": [rounded(each) for each in curve.runs]} if runs else {}),
             }
             for curve in panel.curves
         ],
     }
 
 
-def short(values: Values) -> list[float | None]:
+def rounded(values: Values) -> list[float | None]:
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
 
 

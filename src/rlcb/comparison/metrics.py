@@ -172,14 +172,14 @@ def return_curve(run: Run, clock: TimeAxis) -> tuple[Values, Values]:
     return rising(run.series[clock.column], run.series[REWARD])
 
 
-class Window(NamedTuple):
+class TimeWindow(NamedTuple):
     """The part of a clock that runs are compared over, in timesteps or seconds."""
 
     start: float
     end: float
 
 
-def equal_window(groups: Sequence[Sequence[tuple[Values, Values, bool]]]) -> Window | None:
+def equal_window(groups: Sequence[Sequence[tuple[Values, Values, bool]]]) -> TimeWindow | None:
     """From where all curves have begun to where the first complete one ends; None without such a part.
 
     `groups` has (x, y, completed) for each run. A run that was cut short does not shorten the others, unless
@@ -196,10 +196,10 @@ def equal_window(groups: Sequence[Sequence[tuple[Values, Values, bool]]]) -> Win
         return None
     end = min(ends)
     starts = [x[0] for curves in groups for x, _, _ in curves if x.size and x[0] < end <= x[-1]]
-    return Window(float(max(starts)), float(end)) if starts else None
+    return TimeWindow(float(max(starts)), float(end)) if starts else None
 
 
-def metrics_at(run: Run, clock: TimeAxis, window: Window | None) -> dict[str, float]:
+def metrics_at(run: Run, clock: TimeAxis, window: TimeWindow | None) -> dict[str, float]:
     """Return at the end of a window and mean return over it; NaN for a run that does not reach over it."""
     at, over = math.nan, math.nan
     if window is not None:

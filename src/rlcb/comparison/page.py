@@ -15,13 +15,13 @@ from markupsafe import Markup
 
 from rlcb.comparison.analysis import Comparison, GameResult
 from rlcb.comparison.curves import SMOOTH_SHARE, Panel, common_seeds, smoothed
-from rlcb.comparison.exports import curve_data, short
+from rlcb.comparison.exports import curve_data, rounded
 from rlcb.comparison.fairness import HARDWARE, SOFTWARE, show, total_threads
 from rlcb.comparison.findings import findings
 from rlcb.comparison.format import window_text, with_interval
 from rlcb.comparison.groups import machine_of, variant_settings
 from rlcb.comparison.methods import methods
-from rlcb.comparison.metrics import BY_KEY, TIME_AXES, TimeAxis, Window
+from rlcb.comparison.metrics import BY_KEY, TIME_AXES, TimeAxis, TimeWindow
 from rlcb.comparison.panel import MAX_LABELS
 from rlcb.comparison.reference import Reference, reference_table, references
 from rlcb.comparison.runs import Run
@@ -176,15 +176,15 @@ def _published_lines(reference: Reference, end: float) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "x": short(figures.timesteps[kept]),
-            "mean": short(mean[kept]),
-            "std": short(std[kept]),
+            "x": rounded(figures.timesteps[kept]),
+            "mean": rounded(mean[kept]),
+            "std": rounded(std[kept]),
         }
         for name, mean, std in lines
     ]
 
 
-def forest(game: GameResult, clock: TimeAxis, window: Window) -> dict[str, Any]:
+def forest(game: GameResult, clock: TimeAxis, window: TimeWindow) -> dict[str, Any]:
     """Return a forest plot: the return of every group at the end of `window`, as places along the axis."""
     metric = f"return_at_{clock.key}"
     shown = [values[np.isfinite(values)] for values in (result.values[metric] for result in game.groups)]

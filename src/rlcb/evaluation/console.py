@@ -41,7 +41,7 @@ class EpisodeProgress:
             self._bar.close()
 
 
-def print_plan(evaluation: Evaluation) -> None:
+def print_evaluation_plan(evaluation: Evaluation) -> None:
     """Print the policy, the environment, the levels and the number of episodes."""
     plan, env, checkpoint = evaluation.plan, evaluation.env, evaluation.checkpoint
     actions = "the most probable action" if plan.deterministic else "actions sampled from the policy"

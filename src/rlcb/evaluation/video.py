@@ -91,7 +91,7 @@ class VideoFile:
                 raise RunError(f"cannot write video {self.path}: the encoder left no file")
 
 
-class Window:
+class ViewerWindow:
     """A window that shows `fps` frames per second."""
 
     def __init__(self, title: str, fps: float) -> None:

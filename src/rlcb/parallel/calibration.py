@@ -121,7 +121,9 @@ def calibrate(config: Config, check_stop: Callable[[], None]) -> tuple[Config, C
     sizes = [config.envs_per_node // actors for actors in candidates(config, cores)]
     tuned, act = config.hardware.tune_allocator, {}
     advice = "; with impala.num_actors and impala.num_learners nothing has to be measured"
-    with Measurers(cores, __name__, (config,), check_stop, tuned, START_SECONDS, advice) as measurers:
+    with Measurers(
+        cores, f"{__name__}:ActorBench", (config,), check_stop, tuned, START_SECONDS, advice
+    ) as measurers:
         for size in sizes:
             measurers.ask("begin", size)
             act[size] = statistics.fmean(measurers.ask("act"))
@@ -145,7 +147,7 @@ def with_split_of(config: Config, before: Config) -> Config:
     return build_config(data, "the run that goes on")
 
 
-class Bench:
+class ActorBench:
     """What a process measures with: it acts and learns as the run will."""
 
     def __init__(self, import_seconds: float, config: Config) -> None:

@@ -44,8 +44,8 @@ def plot_run(path: Path, output: Path | None = None, x: str = "timesteps") -> Pa
     if x == "hours" and not np.isfinite(curves["time/elapsed_seconds"]).any():
         raise UsageError(f"--x hours: {rows_path} has no time/elapsed_seconds; use --x timesteps")
     settings = run_settings(root)
-    title = describe_run(settings) or rows_path.resolve().parent.name.replace("_", " ")
-    save_figure(draw_training_curves(curves, title, describe_levels(settings), x), output)
+    title = run_title(settings) or rows_path.resolve().parent.name.replace("_", " ")
+    save_figure(draw_training_curves(curves, title, levels_text(settings), x), output)
     return output
 
 
@@ -107,7 +107,7 @@ def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def describe_run(settings: dict[str, Any]) -> str:
+def run_title(settings: dict[str, Any]) -> str:
     """`PPO sequential on procgen-coinrun-v0, seed 42`; empty without settings."""
     env, seed = _section(settings, "env").get("id"), _section(settings, "training").get("seed")
     text = f"{str(settings.get('algorithm', '')).upper()} {settings.get('mode', '')}".strip()
@@ -116,7 +116,7 @@ def describe_run(settings: dict[str, Any]) -> str:
     return f"{text}, seed {seed}" if text and seed is not None else text
 
 
-def describe_levels(settings: dict[str, Any]) -> str:
+def levels_text(settings: dict[str, Any]) -> str:
     """`easy, 200 levels` for a Procgen run, else nothing."""
     env = _section(settings, "env")
     if not str(env.get("id", "")).startswith("procgen-"):

@@ -38,8 +38,8 @@ class Measurers:
         limit_seconds: float = math.inf,
         advice: str = "",
     ) -> None:
-        """`bench` names a module with a class Bench, which each process makes with the seconds that importing
-        the module took and with `arguments`.
+        """`bench` names a class as `module:class`. Each process makes one with the seconds that importing the
+        module took and with `arguments`.
 
         `check_stop` is called while waiting; what it raises ends the measurement. All answers together may
         take `limit_seconds`. `advice` stands behind what is said of a measurement that fails.
@@ -54,7 +54,7 @@ class Measurers:
 
     def __enter__(self) -> Measurers:
         context = multiprocessing.get_context("spawn")
-        resource_tracker.ensure_running()  # the first process would start it, which unblocks SIGINT and SIGTERM
+        resource_tracker.ensure_running()  # starting it unblocks SIGINT and SIGTERM
         try:
             for _ in range(self.count):
                 ours, theirs = context.Pipe()
@@ -129,6 +129,7 @@ def serve(bench: str, arguments: tuple[Any, ...], tune_allocator: bool, connecti
     if tune_allocator:
         cpu.tune_allocator()
     cpu.set_thread_environment(1)
+    module_name, class_name = bench.split(":")
     made: Any = None
     while True:
         try:
@@ -138,8 +139,8 @@ def serve(bench: str, arguments: tuple[Any, ...], tune_allocator: bool, connecti
         try:
             if made is None:
                 begun = time.perf_counter()
-                module = importlib.import_module(bench)
-                made = module.Bench(time.perf_counter() - begun, *arguments)
+                module = importlib.import_module(module_name)
+                made = getattr(module, class_name)(time.perf_counter() - begun, *arguments)
             answer = ("measured", getattr(made, name)(*words))
         except UsageError as error:
             answer = ("usage", str(error))

@@ -59,7 +59,7 @@ def median_seconds(work: Callable[[], Any], duration: float) -> float:
     return statistics.median(seconds_of_calls(work, duration))
 
 
-class Bench:
+class MachineBench:
     """A network, frames of its environment, and the measurements that use them.
 
     Every process of a measurement pool makes one; profiling/measure.py calls its methods by name.

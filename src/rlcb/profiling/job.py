@@ -32,7 +32,7 @@ BUSY = "a profile and other measurements at once would slow each other down"
 BAR = "{percentage:3.0f}%|{bar}| {desc}"
 
 
-class Progress:
+class ProfileProgress:
     """A bar on a terminal, else a line from time to time."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ def measure(
     effort: Effort,
     folder: Path,
     stop: StopSignal,
-    progress: Progress,
+    progress: ProfileProgress,
 ) -> Profile:
     """Measure the machine, what each script reaches on it, and once more the parts of a timestep; where a
     short run fails, that is said at once and nothing is known of what its script reaches."""

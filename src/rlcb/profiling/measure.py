@@ -30,7 +30,7 @@ from rlcb.machine.profile import (
 from rlcb.processes.measurement_pool import Measurers
 from rlcb.software import describe_software
 
-BENCH = "rlcb.profiling.bench"
+BENCH = "rlcb.profiling.bench:MachineBench"
 ACTING, LEARNING = 32, 128  # sizes at which layouts and precisions are compared
 SMALL_SUM = 4096  # bytes of the all-reduce that shows the latency
 
@@ -201,7 +201,7 @@ class MachineMeasurement:
             duration_seconds=round(time.perf_counter() - self.start, 1),
             host=socket.gethostname() or "this-machine",
             cpu_percent_of_others=cpu_percent_of_others,
-            machine=machine_of(medians, self.cores),
+            machine=measured_machine(medians, self.cores),
             network=network_of(self.config, self.facts[0]),
             environments=tuple(
                 EnvironmentSpeed(
@@ -250,7 +250,7 @@ def network_speeds(medians: Mapping[Key, float], name: str) -> tuple[NetworkSpee
     )
 
 
-def machine_of(medians: Mapping[Key, float], cores: int) -> Machine:
+def measured_machine(medians: Mapping[Key, float], cores: int) -> Machine:
     """Return the description of this machine with its measured peaks and bandwidths."""
     described = cpu.describe_machine()
     return Machine(

@@ -226,7 +226,7 @@ def limit_table(profile: Profile) -> Iterator[str]:
 def recommended(result: Result, config: Config) -> str:
     text = f"{describe_setup(result.setup, config)}; predicted {result.setup.predicted_fps:,.0f} FPS"
     if result.reached is not None:
-        text += f"; reached with {describe_run(result, config)}"
+        text += f"; reached with {describe_short_run(result, config)}"
     before, now = config.env.num_envs, result.setup.num_envs
     if now == before:
         return text
@@ -236,7 +236,7 @@ def recommended(result: Result, config: Config) -> str:
     )
 
 
-def describe_run(result: Result, config: Config) -> str:
+def describe_short_run(result: Result, config: Config) -> str:
     """`rollouts of 32 x 64 steps, minibatches of 2,048`: an update on all of a rollout has none.
 
     Its setup is added where it is not the recommended one, for which what was measured after the run counts.

@@ -36,7 +36,7 @@ class Outcome:
     reason: str = ""
 
 
-def print_plan(folder: StudyFolder, states: Mapping[str, RunState], retry_failed: bool) -> None:
+def print_study_plan(folder: StudyFolder, states: Mapping[str, RunState], retry_failed: bool) -> None:
     """Print which runs will run, how long they take, and the state of every run."""
     study, runs = folder.study, folder.study.runs
     estimate = TimeEstimate(study, states)

@@ -91,7 +91,7 @@ def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: 
             print(f"{kind} {number} started with {config.envs_per_process} environments", flush=True)
 
 
-class Progress:
+class RunProgress:
     """A live bar on a terminal, a line every `log_interval` updates elsewhere."""
 
     def __init__(self, config: Config, budget: Budget, updates: int, elapsed: float) -> None:

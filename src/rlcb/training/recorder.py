@@ -15,7 +15,7 @@ from rlcb.rl.statistics import EpisodeStatistics
 from rlcb.rl.timing import PHASES
 from rlcb.training.base import LearningProcess, Update
 from rlcb.training.checkpoint import keep_newest, save_checkpoint, step_of
-from rlcb.training.console import Progress, print_summary
+from rlcb.training.console import RunProgress, print_summary
 from rlcb.training.metrics_writer import MetricsWriter
 from rlcb.training.resource_monitor import ResourceMonitor
 from rlcb.training.results import write_record
@@ -82,7 +82,7 @@ class Recorder:
         resume_update = None if checkpoint is None else updates
         self.writer = MetricsWriter(folder.logs, config.logging.tensorboard, resume_update)
         self.monitor = ResourceMonitor(config.logging.memory_interval_seconds, root_process)
-        self.progress = Progress(config, self.budget, updates, clock.elapsed())
+        self.progress = RunProgress(config, self.budget, updates, clock.elapsed())
         self.first_timesteps = trainer.counters.timesteps
         self.boundaries = deque([(self.first_timesteps, clock.elapsed())])
         """(timesteps, seconds) at each update boundary of the last FINAL_FPS_SECONDS."""

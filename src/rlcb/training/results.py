@@ -81,7 +81,7 @@ def write_failed_record(folder: RunFolder, config: Config) -> None:
         return
     try:
         rows = sound_rows(folder.rows)[0] if folder.rows.exists() else []
-        write_record(folder, config, "failed", metrics_of(rows))
+        write_record(folder, config, "failed", metrics_of_rows(rows))
     except (OSError, ValueError, RunError) as error:
         logger.error("could not write the record of the failed run: %s", error)
 
@@ -104,7 +104,7 @@ def failure_recorded(folder: RunFolder, config: Config) -> Iterator[list[Path]]:
         raise
 
 
-def metrics_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def metrics_of_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the `metrics` of a record (see `write_record`) from the rows of a metrics.jsonl."""
     last = rows[-1] if rows else {}
     elapsed, timesteps = last.get("time/elapsed_seconds", 0.0), last.get("timesteps", 0)
