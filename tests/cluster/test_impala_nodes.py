@@ -369,7 +369,7 @@ def test_the_summary_says_how_many_nodes_and_who_waited() -> None:
     assert rows["Slowest rank"].startswith("rank 1 on h: busy 7.0 s")
     assert who_waited(record) == (
         "actor-bound: learners waited 60% of the time (actors 10%); more actors or more environments for "
-        "each would help; learners spent 25% on those of other nodes"
+        "each would help; learners spent 25% synchronising with other nodes"
     )
     record["workers"] = [{}] * 7  # on two nodes of three cores each
     assert "they share the cores" in who_waited(record)

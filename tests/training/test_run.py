@@ -415,7 +415,7 @@ def test_a_run_goes_on_where_its_checkpoints_are(
     assert (tmp_path / "kept" / "ppo_sequential_step_64.pt").exists()  # gone on from, not begun anew
 
 
-def test_a_run_without_a_checkpoint_begins_anew_and_says_so(
+def test_a_run_without_a_checkpoint_starts_from_the_beginning_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
@@ -423,7 +423,7 @@ def test_a_run_without_a_checkpoint_begins_anew_and_says_so(
     for path in (folder / "checkpoints").iterdir():
         path.unlink()
     assert train("--resume", "--output-dir", folder) == 0
-    assert f"no checkpoint in {folder / 'checkpoints'} yet: the run begins anew" in caplog.text
+    assert f"no checkpoint in {folder / 'checkpoints'} yet: the run starts from the beginning" in caplog.text
     shutil.rmtree(folder / "checkpoints")
     record = runs.record(folder)
     assert train("--resume", "--total-timesteps", 128, "--output-dir", folder) == 2

@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_is_neither_resumed_nor_overwritten(
             second = runs.run(script, *words)
             assert second.returncode == 2, second.stderr
             last = second.stderr.splitlines()[-1]
-            assert f"{folder} is in use by a run that goes on (process " in last
+            assert f"{folder} is in use by another run (process " in last
             assert f" on {socket.gethostname()})" in last
         assert first.poll() is None
         assert (folder / "config.yaml").read_bytes() == config

@@ -1,4 +1,4 @@
-"""What a training run prints: settings, a bar over the budget (or lines without a terminal), the summary."""
+"""Prints what a training run shows: its settings, its progress and its summary."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ REFRESH_SECONDS = 0.25
 
 
 def describe_budget(budget: Budget) -> str:
+    """Return the limits of a run in words, such as `1:00:00 of wall clock`."""
     parts = []
     if budget.seconds is not None:
         parts.append(f"{clock(budget.seconds)} of wall clock")
@@ -32,11 +33,13 @@ def describe_budget(budget: Budget) -> str:
 
 
 def reward_text(row: dict[str, Any]) -> str:
+    """Return the mean and standard deviation of the last returns in a metrics row, in words."""
     mean, std = row["rollout/ep_reward_mean"], row["rollout/ep_reward_std"]
     return "no episode yet" if mean is None else f"reward {mean:.2f} ± {std:.2f}"
 
 
 def describe_processes(config: Config) -> str:
+    """Return the numbers of environments, groups, processes and nodes in words."""
     if config.mode == "sequential":
         return f"{config.env.num_envs} in groups of {config.group_size}, one process"
     kind = "actor" if config.has_actors else "worker"
@@ -48,6 +51,7 @@ def describe_processes(config: Config) -> str:
 
 
 def describe_learning(config: Config) -> str:
+    """Return the optimizer steps per update and the optimizer's settings in words."""
     training = config.training
     passes = "one step on the whole rollout"
     if config.has_actors:
@@ -63,16 +67,16 @@ def describe_learning(config: Config) -> str:
 
 
 def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: Path) -> None:
-    """Print what will run, on what, and where its results will be. `facts` come from what was built."""
+    """Print the settings of a run, the machine and the folder of its results; `facts` are further rows."""
     machine, env, training = describe_machine(), config.env, config.training
     levels = f", {env.distribution_mode}, {describe_levels(env)}" if env.id.startswith("procgen-") else ""
     per_update = config.timesteps_per_update
-    whose = "" if config.algorithm != "a3c" else " of each worker"
+    per_worker = " of each worker" if config.algorithm == "a3c" else ""
     rows: dict[str, str | Path] = {
         "algorithm": f"{config.algorithm.upper()}, {config.mode}",
         "environment": f"{env.id}{levels}",
         "environments": describe_processes(config),
-        "rollout": f"{training.n_steps} steps x {per_update // training.n_steps} environments{whose} "
+        "rollout": f"{training.n_steps} steps x {per_update // training.n_steps} environments{per_worker} "
         f"= {per_update:,} timesteps",
         "learning": describe_learning(config),
         "budget": describe_budget(budget),
@@ -92,9 +96,10 @@ def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: 
 
 
 class RunProgress:
-    """A live bar on a terminal, a line every `log_interval` updates elsewhere."""
+    """Shows progress: a live bar on a terminal, or else a line every `log_interval` updates."""
 
     def __init__(self, config: Config, budget: Budget, updates: int, elapsed: float) -> None:
+        """Start the bar at `updates` updates and `elapsed` seconds, which a resumed run has behind it."""
         self.budget = budget
         self.log_interval = config.logging.log_interval
         self.updates = updates
@@ -102,7 +107,7 @@ class RunProgress:
         self._next_refresh = 0.0
         self.bar: tqdm[Any] | None = None
         if sys.stderr.isatty():
-            # tqdm's own lock is one between processes, which a worker that ends at once would leave behind.
+            # tqdm's default lock is shared between processes; a killed worker would leak it.
             tqdm.set_lock(threading.RLock())
             self.bar = tqdm(
                 total=1.0,
@@ -113,7 +118,7 @@ class RunProgress:
             self.refresh(elapsed)
 
     def refresh(self, elapsed: float) -> None:
-        """Move the bar between two updates, a few times a second at the most."""
+        """Move the bar to `elapsed` seconds, at most once every REFRESH_SECONDS."""
         now = time.monotonic()
         if self.bar is None or now < self._next_refresh:
             return
@@ -125,8 +130,8 @@ class RunProgress:
         )
 
     def update(self, row: dict[str, Any]) -> None:
-        """Show the metrics of a finished update."""
-        passed = row["update"] // self.log_interval > self.updates // self.log_interval
+        """Show the metrics row of a finished update."""
+        line_due = row["update"] // self.log_interval > self.updates // self.log_interval
         self.updates = row["update"]
         self.text = (
             f"update {row['update']:,} · {short(row['timesteps'])} timesteps · "
@@ -135,17 +140,18 @@ class RunProgress:
         if self.bar is not None:
             self._next_refresh = 0.0
             self.refresh(row["time/elapsed_seconds"])
-        elif passed:
+        elif line_due:
             share = self.budget.share_used(row["update"], row["time/elapsed_seconds"])
             print(f"{share:4.0%} {clock(row['time/elapsed_seconds'])} {self.text}", flush=True)
 
     def close(self) -> None:
+        """Leave the bar on the screen as it stands."""
         if self.bar is not None:
             self.bar.close()
 
 
 def count_processes(record: dict[str, Any]) -> dict[str, str]:
-    """The rows of the summary that say what ran."""
+    """Return the summary's rows about nodes, processes and environments, from a benchmark_metrics.json."""
     environments = str(record["config"]["env"]["num_envs"])
     if record["training_mode"] == "sequential":
         return {"Environments": environments}
@@ -169,7 +175,7 @@ def count_processes(record: dict[str, Any]) -> dict[str, str]:
 
 
 def who_waited(record: dict[str, Any]) -> str:
-    """Which side of IMPALA held the other up, and what would help."""
+    """Return which side of an IMPALA run waited for the other, and what would help, in words."""
     seconds, metrics = record["duration_hours"] * 3600, record["impala"]
     if not seconds:
         return "nobody yet"
@@ -177,7 +183,8 @@ def who_waited(record: dict[str, Any]) -> str:
     nodes = record.get("slowest_rank", {}).get("nodes", 1)
     between = ""
     if nodes > 1:
-        between = f"; learners spent {metrics['learner_sync_seconds'] / seconds:.0%} on those of other nodes"
+        share = metrics["learner_sync_seconds"] / seconds
+        between = f"; learners spent {share:.0%} synchronising with other nodes"
     if actors > learners:
         return (
             f"learner-bound: actors waited {actors:.0%} of the time (learners {learners:.0%}); "

@@ -116,14 +116,16 @@ def prepare(spec: RunSpec, trainer: LearningProcess) -> dict[str, Any] | None:
         trainer.communicator.barrier()  # from here on no other run writes there
         found = trainer.communicator.once(lambda: newest_checkpoint(folder.checkpoints, folder.stem))
     if found is not None:
-        require_same_run(config_of_checkpoint(*found), config, compare_places=False)
+        require_same_run(config_of_checkpoint(*found), config, compare_folders=False)
         trainer.load(found[1])
     trainer.communicator.broadcast_(trainer.learner.parameters)
     trainer.communicator.barrier()  # all have read before the main process changes the folder
     if trainer.communicator.is_main:
         if found is None:
-            if spec.resume and folder.begins_anew():
-                logger.warning("no checkpoint in %s yet: the run begins anew", folder.checkpoints)
+            if spec.resume and folder.ended_before_checkpoint():
+                logger.warning(
+                    "no checkpoint in %s yet: the run starts from the beginning", folder.checkpoints
+                )
             folder.claim(config, spec.overwrite or spec.resume)
         else:
             folder.reopen(config, found[0], trainer.counters.timesteps)

@@ -1,4 +1,4 @@
-"""The folder of a run: where its files lie, who may write into it, and how a resumed run finds its place."""
+"""The folder of a run: the paths of its files, its lock, and the checks before a run starts or resumes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ logger = logging.getLogger(__name__)
 RESULT_FILES = ("benchmark_metrics.json", "training_summary.json", "metrics.json")
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
-# What lies beside the runs of a study, in the folder above theirs.
+# Files of a study, in the folder that holds the folders of its runs.
 STUDY_FILE, STUDY_LOG_FILE, STUDY_CONFIGS = "study.yaml", "study_log.jsonl", "configs"
 CHECKPOINT_NAME = re.compile(r"[a-z0-9]+_(sequential|parallel|distributed)_(final|best|step_\d+)\.pt")
 LOG_NAME = re.compile(r"[A-Z0-9]+_(Sequential|Parallel|Distributed)")
 
 
 class RunFolder:
-    """Paths of a run. Making the object touches nothing on disk."""
+    """The paths of a run's files, and the operations on its folder.
+
+    The constructor does not touch the disk.
+    """
 
     def __init__(self, root: Path | None, config: Config) -> None:
         """Without `root`, `claim` makes runs/<algorithm>_<mode>_<env>_seed<seed>_<time>."""
@@ -44,31 +47,36 @@ class RunFolder:
 
     @property
     def config_path(self) -> Path:
+        """The file with the run's configuration."""
         return self.root / CONFIG_FILE
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints."""
         return Path(self.checkpoint_dir or self.root / "checkpoints")
 
     @property
     def logs(self) -> Path:
+        """The folder of metrics.jsonl and TensorBoard's event files."""
         return Path(self.log_dir or self.root / "logs") / self.log_name
 
     @property
     def rows(self) -> Path:
+        """The file metrics.jsonl."""
         return self.logs / "metrics.jsonl"
 
     def checkpoint(self, kind: str) -> Path:
-        """The path of a checkpoint; `kind` is `final`, `best` or `step_<n>`."""
+        """Return the path of a checkpoint; `kind` is `final`, `best` or `step_<n>`."""
         return self.checkpoints / f"{self.stem}_{kind}.pt"
 
     def occupied_by(self) -> Path | None:
-        """A file of an earlier run in this folder, None if there is none."""
+        """Return a file of an earlier run in this folder, or None if there is none."""
         candidates = [self.config_path, self.rows, *(self.root / name for name in RESULT_FILES)]
         candidates += self.checkpoints.glob(f"{self.stem}_*.pt")
         return next((path for path in candidates if path.exists()), None)
 
     def refuse_if_occupied(self) -> None:
+        """Raise UsageError if the folder holds an earlier run."""
         occupant = self.occupied_by()
         if occupant is not None:
             raise UsageError(
@@ -77,9 +85,9 @@ class RunFolder:
             )
 
     def take(self) -> None:
-        """Have the folder for this process alone, until `close` or the end of the process.
+        """Lock the folder for this process, until `close` or the end of the process; make it if missing.
 
-        Raises UsageError if another run has it, or if it cannot be written to.
+        Raises UsageError if another run holds the lock, or if the folder cannot be written to.
         """
         if self._lock is not None:
             return
@@ -99,14 +107,17 @@ class RunFolder:
             raise cannot_write(error, self.root) from None
 
     def close(self) -> None:
-        """Leave the folder to others."""
+        """Release the lock of the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def claim(self, config: Config, overwrite: bool) -> None:
-        """Make the folder and write config.yaml; of two processes that claim one folder, the second is
-        refused."""
+        """Make and lock the folder of a new run, and write config.yaml.
+
+        With `overwrite`, delete an earlier run first. Raises UsageError if the folder holds another run, is
+        locked or cannot be written to.
+        """
         try:
             if self.automatic:
                 self._make_unique_root()
@@ -118,13 +129,15 @@ class RunFolder:
                 path.mkdir(parents=True, exist_ok=True)
                 if not os.access(path, os.W_OK):
                     raise UsageError(f"cannot write to {path}: no permission")
-            write_atomically(self.config_path, dump_config(with_absolute_places(config)).encode())
+            write_atomically(self.config_path, dump_config(with_absolute_folders(config)).encode())
         except OSError as error:
             raise cannot_write(error, self.root) from None
 
-    def begins_anew(self) -> bool:
-        """Whether this is a run that ended before it had a checkpoint. Raises UsageError where they are
-        gone."""
+    def ended_before_checkpoint(self) -> bool:
+        """Return whether the folder holds a run; call this if it has no checkpoint.
+
+        Raises UsageError if the folder of the run's checkpoints is gone.
+        """
         if not self.config_path.exists():
             return False
         if not self.checkpoints.is_dir():
@@ -134,7 +147,7 @@ class RunFolder:
         return True
 
     def _make_unique_root(self) -> None:
-        """Make the folder, with a number behind its name if another run took that name in the same second."""
+        """Make the folder; add a number to its name if a run of the same second has that name."""
         self.root.parent.mkdir(parents=True, exist_ok=True)
         name, number = self.root.name, 1
         while True:
@@ -146,18 +159,20 @@ class RunFolder:
                 self.root = self.root.with_name(f"{name}_{number}")
 
     def reopen(self, config: Config, checkpoint_path: Path, timesteps: int) -> None:
-        """Prepare the folder of a run that goes on: it has not ended, so nothing in it may say that it
-        has."""
+        """Prepare the folder for resuming: delete results, and write config.yaml with the new settings.
+
+        A final checkpoint is renamed to `step_<timesteps>`, because it is no longer the final one.
+        """
         self.clear_results()
         if checkpoint_path == self.checkpoint("final"):
             checkpoint_path.replace(self.checkpoint(f"step_{timesteps}"))
-        write_atomically(self.config_path, dump_config(with_absolute_places(config)).encode())
+        write_atomically(self.config_path, dump_config(with_absolute_folders(config)).encode())
 
     def clear(self) -> None:
         """Delete the files of earlier runs in this folder, of any algorithm and mode, and nothing else.
 
-        A folder for checkpoints or logs elsewhere may be that of other runs as well: only files of this
-        algorithm and mode are deleted there.
+        Folders of checkpoints or logs outside of it may be shared with other runs: there, only files of this
+        algorithm and mode are deleted.
         """
         self.clear_results()
         for path in self.checkpoints.glob("*.pt" if self.checkpoint_dir is None else f"{self.stem}_*.pt"):
@@ -171,8 +186,7 @@ class RunFolder:
         self.config_path.unlink(missing_ok=True)
 
     def clear_results(self) -> None:
-        """Delete what states how a run ended, for a run that goes on has not ended, and what one that was
-        killed had not written to its end."""
+        """Delete the result files, which say how a run ended, and temporary files of a killed run."""
         for name in RESULT_FILES:
             (self.root / name).unlink(missing_ok=True)
         checkpoints = "*" if self.checkpoint_dir is None else f"{self.stem}_*"
@@ -186,42 +200,45 @@ class RunFolder:
 
 
 def lock_or_refuse(descriptor: int, path: Path) -> None:
-    """Lock an open file, which the system frees when this process ends, in whatever way. Raises UsageError
-    if another process has it, which says in the file who it is."""
+    """Lock an open file until it is closed or this process ends.
+
+    Raises UsageError if another process holds the lock; the message quotes the file, which names that
+    process. Only warns on a file system without locks.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
         raise UsageError(
-            f"{path.parent} is in use by a run that goes on ({holder}): stop it or wait for its end; "
-            f"if there is none, delete {path}"
+            f"{path.parent} is in use by another run ({holder}): stop it or wait until it ends; "
+            f"if there is no such run, delete {path}"
         ) from None
     except OSError as error:  # a file system without locks
         logger.warning("cannot lock %s (%s): only one run may use it", path.parent, error.strerror or error)
 
 
 def cannot_write(error: OSError, root: Path) -> UsageError:
-    """The refusal of a folder that cannot be made or written to."""
+    """Return a UsageError that says why a folder cannot be made or written to."""
     why = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror or error
     return UsageError(f"cannot write to {error.filename or root}: {why}")
 
 
-def with_absolute_places(config: Config) -> Config:
-    """The same, with the folders that it names as they are seen from any working folder."""
-    given = {key: getattr(config.logging, key) for key in PLACES}
+def with_absolute_folders(config: Config) -> Config:
+    """Return a copy of a configuration in which FOLDER_SETTINGS are absolute paths."""
+    given = {key: getattr(config.logging, key) for key in FOLDER_SETTINGS}
     absolute = {key: str(Path(value).absolute()) for key, value in given.items() if value is not None}
     return config.model_copy(update={"logging": config.logging.model_copy(update=absolute)})
 
 
 def automatic_name(config: Config) -> str:
+    """Return a folder name with algorithm, mode, environment, seed and the current time."""
     env = re.sub(r"[^\w.-]", "-", config.env.id)
     time_now = time.strftime("%Y%m%d-%H%M%S")
     return f"{config.algorithm}_{config.mode}_{env}_seed{config.training.seed}_{time_now}"
 
 
-PLACES = ("checkpoint_dir", "log_dir")
-# What a resumed run may change: how long it goes on, what it puts up with, how it is checked and logged (not
-# where), where its rollouts lie, on what hardware and network.
+FOLDER_SETTINGS = ("checkpoint_dir", "log_dir")
+# Settings that a resumed run may change (FOLDER_SETTINGS excepted): they do not affect what it learns.
 RESUMABLE = (
     *("training.total_timesteps", "training.duration_hours", "hardware.", "logging."),
     *("parallel.timeout_seconds", "parallel.check_every", "parallel.buffer"),  # and parallel.buffer_dir
@@ -231,7 +248,7 @@ RESUMABLE = (
 
 
 def config_of_run(root: Path) -> Config:
-    """The configuration that a run was started with. Raises UsageError if the folder holds no run."""
+    """Return the configuration of the run in a folder. Raises UsageError if the folder holds no run."""
     path = root / CONFIG_FILE
     if not path.exists():
         raise UsageError(f"{root} holds no run to resume (no {CONFIG_FILE})")
@@ -244,7 +261,7 @@ def config_of_run(root: Path) -> Config:
 def config_of_checkpoint(path: Path, checkpoint: dict[str, Any]) -> Config:
     """Return the configuration that a checkpoint was saved with, whatever config.yaml says now.
 
-    Raises UsageError for a checkpoint of another algorithm or mode under the name of this run's.
+    Raises UsageError if the file's name does not match the algorithm and mode inside.
     """
     saved = f"{checkpoint['algorithm']}_{checkpoint['mode']}"
     if not path.name.startswith(f"{saved}_"):
@@ -252,18 +269,18 @@ def config_of_checkpoint(path: Path, checkpoint: dict[str, Any]) -> Config:
     return build_config(checkpoint["config"], str(path))
 
 
-def require_same_run(before: Config, now: Config, compare_places: bool = True) -> None:
-    """Raise UsageError if a resumed run would not be the same run: it names each setting with both values.
+def require_same_run(before: Config, now: Config, compare_folders: bool = True) -> None:
+    """Raise UsageError if `now` changes settings that a resumed run must keep; the message lists them.
 
-    `before` may name folders relative to the working directory that the run was started in, as checkpoints
-    do. `compare_places` is then False.
+    `compare_folders` is False if `before` comes from a checkpoint, whose FOLDER_SETTINGS may be relative to
+    another working directory.
     """
-    old, new = (flat_settings(with_absolute_places(each)) for each in (before, now))
-    places = [f"logging.{key}" for key in PLACES] if compare_places else []
+    old, new = (flat_settings(with_absolute_folders(each)) for each in (before, now))
+    folders = [f"logging.{key}" for key in FOLDER_SETTINGS] if compare_folders else []
     changed = [
         f"{key} = {old.get(key)!r} in the run, {new.get(key)!r} now"
         for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) and (key in places or not key.startswith(RESUMABLE))
+        if old.get(key) != new.get(key) and (key in folders or not key.startswith(RESUMABLE))
     ]
     if changed:
         raise UsageError(f"cannot resume with other settings: {'; '.join(changed)}")
