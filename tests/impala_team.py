@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from rlcb.parallel.impala_actor import Actor
 from rlcb.parallel.impala_learner import ImpalaLearner, open_shared_parts
 from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_store import UnrollStore
-from rlcb.parallel.worker import Job, Link
+from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.rl import impala
 from rlcb.rl.communicator import Communicator
 from rlcb.training.base import Update
@@ -76,38 +75,40 @@ class Team:
         )
         context = multiprocessing.get_context("spawn")
         self.heartbeats = Heartbeats(context, actors + 1)
-        ends = (context.Pipe(duplex=False), context.Pipe(duplex=False))
-        job = Job("", None, ends, RunSpec(self.config, RunFolder(None, self.config)), os.getpid())
-        links = [self._link(rank) for rank in range(actors + 1)]
+        self.queues = SlotQueue(context.Pipe(duplex=False)), SlotQueue(context.Pipe(duplex=False))
+        spec = RunSpec(self.config, RunFolder(None, self.config))
+        contexts = [self._context(rank) for rank in range(actors + 1)]
         self.actors = [
-            (SlowActor if number == slow else Actor)(job, links[1 + number], number, 0)
-            for number in range(actors)
+            (SlowActor if number == slow else Actor)(spec, contexts[1 + number]) for number in range(actors)
         ]
-        queues = tuple(SlotQueue(pair) for pair in ends)
         spaces, memory = self.actors[0].spaces, bytearray(2**20)
         self.learner = ImpalaLearner(
             self.config,
             Communicator(),
             1,
-            links[0].check,
+            contexts[0].check,
             lambda size: memory,
             spaces,
-            queues,
-            links[0],
-            calibration=None,
+            contexts[0],
         )
         self.store: UnrollStore = self.learner.store
         for actor in self.actors:
             store, weights = open_shared_parts(self.config, spaces, actor.num_parameters, lambda size: memory)
-            actor.join(store, weights, queues)
+            actor.join(store, weights)
         self.parameters = [self.learner.learner.parameters.detach().clone()]
         """Those of every version."""
         self.seen: list[Seen] = []
         self.errors: list[BaseException] = []
 
-    def _link(self, rank: int) -> Link:
+    def _context(self, rank: int) -> SupervisedContext:
         connection: Any = None
-        return Link(rank, self.heartbeats.begin(rank), self.heartbeats, connection, os.getpid())
+        return SupervisedContext(
+            connection=connection,
+            rank=rank,
+            generation=self.heartbeats.begin(rank),
+            heartbeats=self.heartbeats,
+            queues=self.queues,
+        )
 
     def _act(self, actor: Actor) -> None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +29,8 @@ from rlcb.parallel.heartbeat import Heartbeats
 from rlcb.parallel.impala_actor import Actor
 from rlcb.parallel.impala_learner import ImpalaLearner, open_shared_parts
 from rlcb.parallel.slot_queue import SlotQueue
-from rlcb.parallel.supervisor import Supervisor, Worker
-from rlcb.parallel.worker import Job, Link
+from rlcb.parallel.supervisor import Supervisor, WorkerHandle
+from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.parallel.world import World, host_name
 from rlcb.rl import impala
 from rlcb.training.base import Update
@@ -108,21 +107,27 @@ class Node:
         self.connection, connection = context.Pipe()
         """To what the learners say to the process that started them."""
         self.heartbeats = Heartbeats(context, learners + actors)
-        ends = (context.Pipe(duplex=False), context.Pipe(duplex=False))
-        job = Job("", None, ends, RunSpec(config, RunFolder(None, config)), os.getpid())
-        links = [
-            Link(rank, self.heartbeats.begin(rank), self.heartbeats, connection, os.getpid())
+        queues = SlotQueue(context.Pipe(duplex=False)), SlotQueue(context.Pipe(duplex=False))
+        spec, memory = RunSpec(config, RunFolder(None, config)), bytearray(2**20)
+        contexts = [
+            SupervisedContext(
+                connection=connection,
+                rank=rank,
+                generation=self.heartbeats.begin(rank),
+                heartbeats=self.heartbeats,
+                queues=queues,
+                world=World("hand", config.num_nodes, node_rank, learners, None, "x", 1),
+            )
             for rank in range(learners + actors)
         ]
-        queues, memory = tuple(SlotQueue(pair) for pair in ends), bytearray(2**20)
-        self.actors = [Actor(job, links[learners + number], number, node_rank) for number in range(actors)]
+        self.actors = [Actor(spec, context) for context in contexts[learners:]]
         spaces = self.actors[0].spaces
         self.learners = [
-            ImpalaLearner(config, rank, 1, link.check, lambda size: memory, spaces, queues, link, None)
-            for rank, link in zip(ranks, links)
+            ImpalaLearner(config, rank, 1, context.check, lambda size: memory, spaces, context)
+            for rank, context in zip(ranks, contexts)
         ]
         for actor in self.actors:
-            actor.join(*open_shared_parts(config, spaces, actor.num_parameters, lambda size: memory), queues)
+            actor.join(*open_shared_parts(config, spaces, actor.num_parameters, lambda size: memory))
 
 
 class Cluster:
@@ -150,7 +155,7 @@ class Cluster:
     def acting(self) -> Iterator[None]:
         for node in self.nodes[1:]:  # whose slots have other numbers than those of the first node
             first = node.learners[0]
-            first.weights.publish(first.learner.parameters, first.counters.updates)
+            first.snapshot.publish(first.learner.parameters, first.counters.updates)
             first.batches.give_out(reversed(range(first.store.size.slots)))
         actors = [actor for node in self.nodes for actor in node.actors]
         threads = [threading.Thread(target=actor.act) for actor in actors]
@@ -320,11 +325,10 @@ def test_actors_that_were_replaced_before_the_run_was_resumed_count() -> None:
     context = multiprocessing.get_context("spawn")
     ours = config(2, 1)
     spec = RunSpec(ours, RunFolder(None, ours))
-    job = Job("", None, None, spec, 0, World("hand", 2, 1, 1, None, "x", 1))
-    supervisor = Supervisor(context, job)
+    supervisor = Supervisor(context, "", spec, World("hand", 2, 1, 1, None, "x", 1))
     (near, far), (_, other) = context.Pipe(), context.Pipe()
-    learner = Worker(SimpleNamespace(exitcode=None), near)
-    actor = Worker(SimpleNamespace(exitcode=-9), other)
+    learner = WorkerHandle(SimpleNamespace(exitcode=None), near)
+    actor = WorkerHandle(SimpleNamespace(exitcode=-9), other)
     supervisor.workers, supervisor.memory = [learner, actor], -1
     far.send(("replaced", ours.impala.max_actor_restarts))
     supervisor._receive(learner)

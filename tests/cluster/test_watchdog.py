@@ -15,10 +15,12 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from rlcb.cluster import watchdog
 from rlcb.cluster.rendezvous import join_world, post_refusal
-from rlcb.cluster.watchdog import Starter, Watch, run_bounded
+from rlcb.cluster.watchdog import Watch, run_bounded
 from rlcb.errors import Interrupted, PeerLost, RunError, UsageError
 from rlcb.parallel.world import World
+from rlcb.training.worker_context import WorkerContext
 from tests import runs
+from tests.node_context import NodeContext
 
 pytestmark = pytest.mark.timeout(180)
 WORLD = World("hand", num_nodes=3, node_rank=0, num_workers=1, local_rank=0, master_addr="x", master_port=1)
@@ -35,21 +37,19 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ranks() -> Iterator[Callable[..., list[Watch]]]:
-    """Makes three ranks, none of which may report_hang itself unless its starter says what happens then."""
+    """Makes three ranks, each with a context of its own if the test gives one. Only such ranks may hang."""
     made: list[Watch] = []
     reported: list[str] = []
 
-    def make(timeout_seconds: float = 30.0, **starters: Starter) -> list[Watch]:
+    def make(timeout_seconds: float = 30.0, **contexts: NodeContext) -> list[Watch]:
         store = HashStore()
         for rank in range(3):
             for key, value in (("beat", "0"), ("left", "")):
                 store.set(f"{key}/{rank}", value)
         for rank in range(3):
             world, names = replace(WORLD, node_rank=rank), [f"rank {each} on h{each}" for each in range(3)]
-            starter = starters.get(f"rank_{rank}", Starter())
-            if starter.on_hang is Starter.on_hang:  # which would end the tests
-                starter = replace(starter, on_hang=reported.append)
-            made.append(Watch(lambda: store, world, names, timeout_seconds, starter))
+            context = contexts.get(f"rank_{rank}", NodeContext(hangs=reported))
+            made.append(Watch(lambda: store, world, names, timeout_seconds, context))
         return made
 
     yield make
@@ -100,8 +100,8 @@ def test_a_usage_error_of_one_rank_is_one_of_all(ranks: Callable[..., list[Watch
 def test_all_are_told_why_a_process_failed_that_is_no_rank(
     ranks: Callable[..., list[Watch]], kind: str, error: type[Exception]
 ) -> None:
-    starter = Starter(aborted=lambda: True, cause=lambda: (kind, "actor 5 on h2: the world ended"))
-    for each in ends(ranks(rank_2=starter)):
+    context = NodeContext(cause=(kind, "actor 5 on h2: the world ended"))
+    for each in ends(ranks(rank_2=context)):
         assert type(each) is error
         assert str(each) == "actor 5 on h2: the world ended"
 
@@ -133,7 +133,7 @@ def test_rank_0_is_named_by_the_others_when_it_is_silent(ranks: Callable[..., li
 
 
 def test_a_rank_without_a_boundary_in_reach_stops_all(ranks: Callable[..., list[Watch]]) -> None:
-    for error in ends(ranks(rank_1=Starter(asked=lambda: int(signal.SIGUSR1)))):
+    for error in ends(ranks(rank_1=NodeContext(signal_number=signal.SIGUSR1))):
         assert isinstance(error, Interrupted)
         assert error.signal_number == signal.SIGUSR1
 
@@ -141,7 +141,7 @@ def test_a_rank_without_a_boundary_in_reach_stops_all(ranks: Callable[..., list[
 def test_a_failure_outweighs_the_signals_that_a_launcher_sends_to_the_rest(
     ranks: Callable[..., list[Watch]],
 ) -> None:
-    watches = ranks(rank_0=Starter(asked=lambda: 15), rank_2=Starter(asked=lambda: 15))
+    watches = ranks(rank_0=NodeContext(signal_number=15), rank_2=NodeContext(signal_number=15))
     kill(watches[1])
     for error in ends([watches[0], watches[2]]):
         assert "rank 1 on h1 is gone" in str(error)
@@ -149,7 +149,7 @@ def test_a_failure_outweighs_the_signals_that_a_launcher_sends_to_the_rest(
 
 def test_a_main_thread_that_hangs_is_accused_by_its_own_rank(ranks: Callable[..., list[Watch]]) -> None:
     said: list[str] = []
-    watches = ranks(timeout_seconds=3.0, rank_1=Starter(on_hang=said.append))
+    watches = ranks(timeout_seconds=3.0, rank_1=NodeContext(hangs=said))
     watches[1].check()  # the last sign of its main thread
     for error in ends([watches[0], watches[2]]):
         assert str(error) == "rank 1 on h1: made no progress for 3 s (cluster.timeout_seconds)"
@@ -160,7 +160,7 @@ def test_a_main_thread_that_hangs_is_accused_by_its_own_rank(ranks: Callable[...
 def test_who_waits_does_not_hang(ranks: Callable[..., list[Watch]]) -> None:
     """However long ago its last progress was: its background thread looks again and again, and is content."""
     said: list[str] = []
-    rank = ranks(rank_1=Starter(on_hang=said.append))[1]
+    rank = ranks(rank_1=NodeContext(hangs=said))[1]
 
     def looked() -> int:
         return int(rank.own_store.get("beat/1"))
@@ -247,7 +247,7 @@ def one_of_4000(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Wat
         for each in range(4000):
             store.set(f"left/{each}", "")
         made.append(
-            Watch(lambda: store, replace(WORLD, num_nodes=4000, node_rank=rank), names, 30.0, Starter())
+            Watch(lambda: store, replace(WORLD, num_nodes=4000, node_rank=rank), names, 30.0, WorkerContext())
         )
         return made[0]
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,11 @@ import pytest
 import torch
 
 from rlcb.config.config import Config
+from rlcb.config.settings import ParallelConfig
 from rlcb.config.yaml_file import build_config
-from rlcb.parallel import a3c
 from rlcb.parallel.a3c import A3CCommunicator, A3CTrainer
 from rlcb.parallel.heartbeat import Heartbeats
-from rlcb.parallel.worker import Link
+from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.reward_scaler import RewardScaler, SharedRewardScaler
 from rlcb.rl.timing import PHASES
@@ -45,6 +44,18 @@ def make_config(workers: int, **parallel: object) -> Config:
     )
 
 
+@dataclass(kw_only=True)
+class OneBlock(SupervisedContext):
+    """All workers get the memory of the same dictionary; notes which kind each asks for."""
+
+    block: dict[str, bytearray]
+    buffers: list[str] = field(default_factory=list)
+
+    def shared_memory(self, config: ParallelConfig, size: int) -> bytearray:
+        self.buffers.append(config.buffer)
+        return self.block.setdefault("shared", bytearray(size))
+
+
 class Workers:
     """Trainers that share one block of memory and one lock."""
 
@@ -58,12 +69,15 @@ class Workers:
 
     def _make(self, config: Config, rank: int) -> A3CTrainer:
         connection: Any = None
-        link = Link(rank, self.heartbeats.begin(rank), self.heartbeats, connection, os.getpid())
-        communicator = A3CCommunicator(link, config.num_processes, self.lock)
-        return A3CTrainer(config, communicator, 1, link.check, self._memory)
-
-    def _memory(self, size: int) -> bytearray:
-        return self.block.setdefault("shared", bytearray(size))
+        context = OneBlock(
+            connection=connection,
+            rank=rank,
+            generation=self.heartbeats.begin(rank),
+            heartbeats=self.heartbeats,
+            lock=self.lock,
+            block=self.block,
+        )
+        return A3CTrainer(config, A3CCommunicator(context, config.num_processes), 1, context.check)
 
 
 def test_only_the_statistics_of_rewards_are_computed_while_others_wait_for_the_lock(
@@ -136,23 +150,8 @@ def test_the_rollout_lies_in_a_file_where_that_is_asked_for(tmp_path: Path) -> N
     assert len(files()) == 1 + len(others)  # each worker has its own
 
 
-def test_what_workers_share_is_in_memory_wherever_their_rollouts_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def share(parallel: Any, size: int) -> None:
-        asked.append((parallel.buffer, size))
-
-    def train(config: Config, *arguments: Any) -> int:
-        arguments[-1].rollout_memory(1234)
-        return 0
-
-    monkeypatch.setattr(a3c, "train", train)
-    job = SimpleNamespace(
-        config=make_config(1, buffer="mmap", buffer_dir=str(tmp_path)),
-        **dict.fromkeys(("lock", "folder", "num_threads", "resume", "overwrite", "root_process")),
-    )
-    link = SimpleNamespace(rank=0, check=None, shared_memory=share, has_taken=None)
-    a3c.work(job, link)  # type: ignore[arg-type]
-    assert asked == [("auto", 1234)]
+def test_what_workers_share_is_in_memory_wherever_their_rollouts_are(tmp_path: Path) -> None:
+    (worker,) = Workers(1, buffer="mmap", buffer_dir=str(tmp_path)).trainers
+    context = worker.communicator.context
+    assert isinstance(context, OneBlock)
+    assert context.buffers == ["auto"]

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from rlcb.cluster.watchdog import Starter, Watch
+from rlcb.cluster.watchdog import Watch
 from rlcb.parallel.heartbeat import START_SECONDS, Heartbeats
 from rlcb.parallel.world import World
+from rlcb.training.worker_context import WorkerContext
 
 CONTEXT = multiprocessing.get_context("spawn")
 
@@ -91,7 +92,7 @@ def test_a_rank_notes_its_progress_before_it_is_seen_to_wait_no_more() -> None:
         "hand", num_nodes=1, node_rank=0, num_workers=1, local_rank=0, master_addr="", master_port=1
     )
     store = HashStore()
-    watch = Noting(lambda: store, world, ["rank 0"], 1000.0, Starter())
+    watch = Noting(lambda: store, world, ["rank 0"], 1000.0, WorkerContext())
     watch._closed.set()
     ago = time.monotonic() - 60
     watch.progress = ago

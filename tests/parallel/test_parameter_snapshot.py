@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcb.parallel.parameter_snapshot import ParameterSnapshot, checksum, weights_bytes
+from rlcb.parallel.parameter_snapshot import ParameterSnapshot, checksum, snapshot_bytes
 
 CONTEXT = multiprocessing.get_context("spawn")
 SIZE = 50_000
@@ -27,13 +27,13 @@ def of_version(version: int, size: int) -> torch.Tensor:
 
 
 def in_memory(size: int) -> ParameterSnapshot:
-    return ParameterSnapshot(size, bytearray(weights_bytes(size)))
+    return ParameterSnapshot(size, bytearray(snapshot_bytes(size)))
 
 
 @contextmanager
 def mapped(path: Path, size: int) -> Iterator[ParameterSnapshot]:
     with path.open("r+b") as file:
-        yield ParameterSnapshot(size, mmap.mmap(file.fileno(), weights_bytes(size)))
+        yield ParameterSnapshot(size, mmap.mmap(file.fileno(), snapshot_bytes(size)))
 
 
 def read_many(path: Path, count: int, results: Connection) -> None:
@@ -126,7 +126,7 @@ def test_the_checksum_sees_a_single_bit() -> None:
 def test_readers_always_have_one_whole_version_and_never_an_older_one(tmp_path: Path) -> None:
     """A learner publishes all the time while two processes read without a pause."""
     path, processes, connections = tmp_path / "weights", [], []
-    path.write_bytes(bytes(weights_bytes(SIZE)))
+    path.write_bytes(bytes(snapshot_bytes(SIZE)))
     with mapped(path, SIZE) as weights:
         for _ in range(2):
             ours, theirs = CONTEXT.Pipe(duplex=False)
@@ -153,7 +153,7 @@ def test_a_writer_killed_in_the_middle_leaves_a_whole_version_or_one_that_is_not
     tmp_path: Path,
 ) -> None:
     path, parameters = tmp_path / "weights", torch.zeros(SIZE)
-    path.write_bytes(bytes(weights_bytes(SIZE)))
+    path.write_bytes(bytes(snapshot_bytes(SIZE)))
     ours, theirs = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=publish_for_ever, args=(path, theirs), daemon=True)
     process.start()

@@ -16,7 +16,7 @@ from rlcb.parallel.heartbeat import Heartbeats
 from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_batches import Batches
 from rlcb.parallel.unroll_store import StoreSize, UnrollStore, store_bytes
-from rlcb.parallel.worker import Link
+from rlcb.parallel.worker_context import SupervisedContext
 from tests import runs
 
 CONTEXT = multiprocessing.get_context("spawn")
@@ -34,10 +34,11 @@ class Side:
         for rank in range(LEARNERS + ACTORS):
             self.heartbeats.begin(rank)
         connection: Any = None
-        link = Link(0, 0, self.heartbeats, connection, root_process=0)
-        self.batches = Batches(
-            self.store, (self.free, self.full), batch_size, link, link.check, check_unwritten
+        queues = self.free, self.full
+        context = SupervisedContext(
+            connection=connection, rank=0, generation=0, heartbeats=self.heartbeats, queues=queues
         )
+        self.batches = Batches(self.store, context, context.check, batch_size, check_unwritten)
 
     def take(self, actor: int, slot: int | None = None) -> int:
         """An actor takes the next slot and puts its name to it, with its claim odd meanwhile, as

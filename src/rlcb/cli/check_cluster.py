@@ -22,12 +22,13 @@ from rlcb.cluster.communicator import ClusterCommunicator
 from rlcb.cluster.launch import discover
 from rlcb.cluster.network import use_interface
 from rlcb.cluster.rendezvous import MeetingPoint, join_world
-from rlcb.cluster.watchdog import Starter, Watch
+from rlcb.cluster.watchdog import Watch
 from rlcb.config.settings import ClusterConfig
 from rlcb.cpu import usable_cores
 from rlcb.errors import UsageError
 from rlcb.parallel.world import World
 from rlcb.text import counted
+from rlcb.training.worker_context import WorkerContext
 
 DESCRIPTION = """\
 Measure all nodes and the network between them before training.
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     store = point.connect()
     settings = {"num_nodes": world.num_nodes, "--megabytes": arguments.megabytes}
     names = join_world(store, world, settings, config.timeout_seconds, lambda: None)
-    watch = Watch(point.connect, world, names, config.timeout_seconds, Starter())
+    watch = Watch(point.connect, world, names, config.timeout_seconds, WorkerContext())
     communicator = ClusterCommunicator(PrefixStore("gloo", store), world, config, watch)
     rows = communicator.gather(describe_rank(interface, communicator))
     pairs = [{}, *(measure_pair(communicator, rank, arguments.megabytes) for rank in range(1, world.size))]

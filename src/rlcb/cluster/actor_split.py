@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -23,9 +22,8 @@ from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config
 from rlcb.errors import Interrupted, RunError, UsageError, first_line
 from rlcb.parallel.calibration import KEYS, START_SECONDS, Calibration, calibrate
-from rlcb.parallel.worker import end_with_parent
 from rlcb.parallel.world import World, host_name
-from rlcb.processes.child_process import start_child
+from rlcb.processes.child_process import end_child, enter_child, start_child
 from rlcb.processes.signals import StopSignal
 
 POLL_SECONDS = 0.1
@@ -52,21 +50,13 @@ def settle_split(config: Config, known: Config, world: World) -> tuple[Config, C
         if world.num_nodes == 1:
             return decide(known, stop.check)
         context = multiprocessing.get_context("spawn")
-        connection, child_connection = context.Pipe()
-        process = context.Process(
-            target=exchange_decision,
-            args=(world, config.cluster.timeout_seconds, child_connection),
-            daemon=True,
-        )
-        start_child(process)
-        child_connection.close()
+        process, connection = start_child(context, exchange_decision, world, config.cluster.timeout_seconds)
         try:
             if world.node_rank == 0:
                 return decide_for_all(known, connection, stop.check)
             return apply_decision(config, receive(connection, stop.check)), None
         finally:
-            process.kill()
-            process.join()
+            end_child(process, connection)
 
 
 def decide(config: Config, check_stop: Callable[[], None]) -> tuple[Config, Calibration | None]:
@@ -137,13 +127,12 @@ def apply_decision(config: Config, decision: Decision) -> Config:
     return build_config(data, "what node 0 chose")
 
 
-def exchange_decision(world: World, timeout_seconds: float, connection: Connection) -> None:
+def exchange_decision(connection: Connection, world: World, timeout_seconds: float) -> None:
     """Carry node 0's decision through the store and report it, or an error, through `connection`.
 
     The main function of the child process on each node.
     """
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    StopSignal.ignore()
+    enter_child()
     from rlcb.cluster.rendezvous import MeetingPoint
 
     try:

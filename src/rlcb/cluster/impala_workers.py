@@ -6,15 +6,16 @@ the learners of their own node, exactly as on one machine (parallel/impala_worke
 
 from __future__ import annotations
 
+from functools import partial
+
 from rlcb.cluster import rank
-from rlcb.parallel.impala_workers import act, learner_maker, slot_queues
-from rlcb.parallel.worker import Job, Link
+from rlcb.parallel.impala_workers import make_learner, run_actor
+from rlcb.parallel.worker_context import SupervisedContext
+from rlcb.training.run_spec import RunSpec
 
 
-def work(job: Job, link: Link) -> int:
-    """Run this process's part, a learner or an actor of its node, until training ends; returns the exit
-    code."""
-    queues = slot_queues(job)
-    if link.rank >= job.spec.config.learners_per_node:
-        return act(job, link, queues)
-    return rank.work(job, link, learner_maker(job, link, queues))
+def work(spec: RunSpec, context: SupervisedContext) -> int:
+    """Run one learner or actor of this node until training ends; return the exit code of the run."""
+    if context.rank >= spec.config.learners_per_node:
+        return run_actor(spec, context)
+    return rank.work(spec, context, partial(make_learner, context))

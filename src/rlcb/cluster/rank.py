@@ -1,6 +1,6 @@
-"""A rank of a distributed run: it meets the others, trains with them, and tells them how it ends.
+"""A rank of a distributed run: it meets the other ranks, trains with them, and tells them how it ends.
 
-It is started by torchrun or srun, or by its node's first process (parallel/supervisor.py).
+torchrun or srun starts it (`train_as_rank`), or its node's supervisor (`work`; parallel/supervisor.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,160 +20,175 @@ from rlcb.cluster.communicator import ClusterCommunicator
 from rlcb.cluster.network import use_interface
 from rlcb.cluster.node_memory import share_memory
 from rlcb.cluster.rendezvous import MeetingPoint, join_world, post_refusal, shared_settings
-from rlcb.cluster.watchdog import Starter, Watch
-from rlcb.config.config import Config
+from rlcb.cluster.watchdog import Watch
+from rlcb.config.settings import ParallelConfig
 from rlcb.errors import EXIT_FAILED, Interrupted, PeerLost, RunError, UsageError, first_line
-from rlcb.parallel.heartbeat import ABORT
-from rlcb.parallel.worker import Job, Link
+from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.parallel.world import World
 from rlcb.processes.signals import StopSignal
 from rlcb.training.base import LearningProcess
 from rlcb.training.results import failure_recorded, write_failed_record
-from rlcb.training.run import Process, train
+from rlcb.training.run import train
 from rlcb.training.run_spec import RunSpec
 from rlcb.training.trainer import Trainer
+from rlcb.training.worker_context import WorkerContext
 
 
-def work(job: Job, link: Link, make_trainer: Callable[..., LearningProcess] = Trainer) -> int:
-    """What a worker does that its node's first process has started."""
-    heartbeats, rank = link.heartbeats, link.rank
+@dataclass(kw_only=True)
+class LaunchedContext(WorkerContext):
+    """The context of a rank that torchrun or srun started as a process of its own."""
 
-    def beat() -> None:
-        heartbeats.beats[rank] = time.monotonic()
+    spec: RunSpec
+    name: str
+    """The rank's name in messages: "rank 1 on HOST"."""
 
-    def on_hang(text: str) -> None:
-        link.connection.send(("run", text))
-        os._exit(EXIT_FAILED)
+    def stop_requested(self) -> int:
+        return 0 if self.stop is None else self.stop.number
 
-    starter = Starter(
-        asked=lambda: max(0, heartbeats.stop.value),
-        aborted=lambda: heartbeats.stop.value == ABORT,
-        cause=lambda: heartbeats.cause,
-        beat=beat,
-        around_wait=link.wait_for_others,
-        on_hang=on_hang,
-        memory=lambda size: link.shared_memory(job.spec.config.parallel, size),
-        broadcast=link.broadcast,
-        on_taken=link.has_taken,
-        root_process=job.root_process,
-    )
-    return run_rank(job, replace(job.world, local_rank=rank), starter, make_trainer)
+    def report_hang(self, message: str) -> None:
+        program = Path(sys.argv[0]).name
+        print(f"{program}: failed: {self.name}: {message}", file=sys.stderr, flush=True)
+        try:
+            if self.folder is not None:
+                write_failed_record(self.spec.folder, self.spec.config)
+        finally:
+            os._exit(EXIT_FAILED)
+
+
+@dataclass(kw_only=True)
+class RankContext(WorkerContext):
+    """The context of a rank while it trains: that of its process, extended by the other ranks' failures."""
+
+    process: WorkerContext
+    """How this process is stopped and watched on its own node."""
+    world: World
+    store: Any
+    """The main thread's connection to the store of the run (rendezvous.py)."""
+    watch: Watch
+    """Raises in `check` why the run ends, the same on all ranks."""
+    communicator: ClusterCommunicator
+
+    def check(self) -> None:
+        self.process.beat()
+        self.watch.check()
+
+    def stop_requested(self) -> int:
+        return self.process.stop_requested()
+
+    def report_folder(self, root: Path) -> None:
+        self.process.report_folder(root)
+
+    def shared_memory(self, config: ParallelConfig, size: int) -> Any:
+        """Return a buffer of `size` bytes that all ranks of this node share."""
+        if isinstance(self.process, SupervisedContext):
+            return self.communicator.wait_for_peers(lambda: self.process.shared_memory(config, size))
+        return share_memory(self.store, self.world, config, size, self.watch)
+
+
+def work(
+    spec: RunSpec, context: SupervisedContext, make_trainer: Callable[..., LearningProcess] = Trainer
+) -> int:
+    """Run one rank that its node's supervisor started; return the exit code of the run."""
+    assert context.world is not None
+    return run_rank(spec, replace(context.world, local_rank=context.rank), context, make_trainer)
 
 
 def train_as_rank(spec: RunSpec, world: World) -> int:
-    """Train in this process as one rank, which torchrun or srun has started. Errors name the rank."""
+    """Run the rank that torchrun or srun started as this process; return the exit code of the run.
+
+    The message of every RunError names the rank.
+    """
     name = world.rank_name(0 if world.local_rank is None else world.local_rank)
-    job = Job("", None, None, spec, os.getpid(), world)
-    config, folder = spec.config, spec.folder
-    with StopSignal(repeats=True) as stop, failure_recorded(folder, config) as taken:
-
-        def on_hang(text: str) -> None:
-            print(f"{Path(sys.argv[0]).name}: failed: {name}: {text}", file=sys.stderr, flush=True)
+    with StopSignal(repeats=True) as stop:
+        # The launcher's process tree has all ranks of the node.
+        context = LaunchedContext(stop=stop, root_process=os.getppid(), spec=spec, name=name)
+        with failure_recorded(spec, context):
             try:
-                if taken:
-                    write_failed_record(folder, config)
-            finally:
-                os._exit(EXIT_FAILED)
-
-        # The launcher's tree is that of all ranks of the node.
-        starter = Starter(
-            asked=lambda: stop.number,
-            on_hang=on_hang,
-            on_taken=taken.append,
-            root_process=os.getppid(),
-        )
-        try:
-            return run_rank(job, world, starter)
-        except PeerLost:
-            raise  # in words that already name a rank
-        except RunError as error:
-            raise RunError(f"{name}: {error}") from error
+                return run_rank(spec, world, context)
+            except PeerLost:
+                raise  # its message already names a rank
+            except RunError as error:
+                raise RunError(f"{name}: {error}") from error
 
 
 def run_rank(
-    job: Job, world: World, starter: Starter, make_trainer: Callable[..., LearningProcess] = Trainer
+    spec: RunSpec,
+    world: World,
+    context: WorkerContext,
+    make_trainer: Callable[..., LearningProcess] = Trainer,
 ) -> int:
-    """Meet the other ranks and train with them; returns the exit code. All ranks end for the same reason."""
+    """Meet the other ranks and train with them; return the exit code. All ranks end for the same reason."""
 
     def check_start() -> None:
-        starter.beat()
-        if starter.aborted():
+        context.beat()
+        if context.aborted():
             raise PeerLost("another process of this node failed")
-        if starter.asked():
-            raise Interrupted(starter.asked())
+        if context.stop_requested():
+            raise Interrupted(context.stop_requested())
 
-    use_interface(world, job.spec.config.cluster.network_interface)
-    timeout_seconds = job.spec.config.cluster.timeout_seconds
+    use_interface(world, spec.config.cluster.network_interface)
+    timeout_seconds = spec.config.cluster.timeout_seconds
     store: Any = None
     try:
-        with starter.around_wait():
-            point = open_meeting_point(world, job.spec.config, starter)
+        with context.wait_for_others():
+            point = open_meeting_point(world, timeout_seconds, context)
             point.agree_on_start("ranks", world.rank, world.size, check_start)
             store = point.connect()
-            mine = shared_settings(job.spec.config, job.spec.resume)
-            names = join_world(store, world, mine, timeout_seconds, check_start)
-        watch = Watch(point.connect, world, names, timeout_seconds, starter)
-    except Interrupted as interruption:  # nothing has begun
+            settings = shared_settings(spec.config, spec.resume)
+            names = join_world(store, world, settings, timeout_seconds, check_start)
+        watch = Watch(point.connect, world, names, timeout_seconds, context)
+    except Interrupted as interruption:  # before the run began: there is nothing to record
         return interruption.exit_code
     except RunError:
-        why = starter.cause()
-        if store is not None and why is not None:
+        cause = context.abort_cause()
+        if store is not None and cause is not None:
             with contextlib.suppress(RuntimeError):  # rank 0 is gone as well
-                post_refusal(store, *why)
+                post_refusal(store, *cause)
         raise
     except RuntimeError as error:
-        cause = first_line(error)
-        raise PeerLost(f"{world.rank_name(world.local_rank or 0)} lost rank 0: {cause}") from error
+        name = world.rank_name(world.local_rank or 0)
+        raise PeerLost(f"{name} lost rank 0: {first_line(error)}") from error
     finally:
         if world.rank == 0 and sys.exc_info()[0] is not None:
-            time.sleep(1.0)  # for the others to read in the store what was refused
-    return watched(job, world, starter, watch, store, make_trainer)
+            time.sleep(1.0)  # the other ranks read the reason in the store, which ends with this process
+    return train_watched(spec, world, context, watch, store, make_trainer)
 
 
-def open_meeting_point(world: World, config: Config, starter: Starter) -> MeetingPoint:
-    """The store of the run; with any free port, which only one node can use, its ranks are told which."""
-    timeout = config.cluster.timeout_seconds
-    if world.master_port is not None or starter.broadcast is None:
-        return MeetingPoint(world, timeout)
+def open_meeting_point(world: World, timeout_seconds: float, context: WorkerContext) -> MeetingPoint:
+    """Return this rank's access to the store of the run.
+
+    Without a configured port, which only a run on one node may leave out, rank 0 takes a free port and
+    broadcasts it to the other ranks.
+    """
+    if world.master_port is not None:
+        return MeetingPoint(world, timeout_seconds)
     if world.rank == 0:
-        point = MeetingPoint(world, timeout)
-        starter.broadcast(point.port)
+        point = MeetingPoint(world, timeout_seconds)
+        context.broadcast(point.port)
         return point
-    return MeetingPoint(replace(world, master_port=starter.broadcast(None)), timeout)
+    return MeetingPoint(replace(world, master_port=context.broadcast()), timeout_seconds)
 
 
-def watched(
-    job: Job,
+def train_watched(
+    spec: RunSpec,
     world: World,
-    starter: Starter,
+    context: WorkerContext,
     watch: Watch,
     store: Any,
     make_trainer: Callable[..., LearningProcess],
 ) -> int:
-    """Train under the eyes of the others."""
-
-    def check_stop() -> None:
-        starter.beat()
-        watch.check()
-
-    def memory(size: int) -> Any:
-        ours = starter.memory
-        if ours is None:
-            return share_memory(store, world, job.spec.config.parallel, size, watch)
-        return communicator.wait_for_peers(lambda: ours(size))
-
+    """Train with the other ranks; if this rank fails, tell them why. Returns the exit code."""
     try:
-        communicator = ClusterCommunicator(PrefixStore("gloo", store), world, job.spec.config.cluster, watch)
-        process = Process(
-            communicator,
-            check_stop,
-            memory,
-            make_trainer,
-            starter.root_process,
-            starter.asked,
-            starter.on_taken,
+        communicator = ClusterCommunicator(PrefixStore("gloo", store), world, spec.config.cluster, watch)
+        rank_context = RankContext(
+            root_process=context.root_process,
+            process=context,
+            world=world,
+            store=store,
+            watch=watch,
+            communicator=communicator,
         )
-        return train(job.spec, process)
+        return train(spec, rank_context, communicator, make_trainer)
     except Interrupted as interruption:
         return interruption.exit_code
     except PeerLost:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from rlcb.errors import EXIT_FAILED, Interrupted, PeerLost, UsageError, first_line
+from rlcb.errors import Interrupted, PeerLost, UsageError, first_line
 from rlcb.parallel.heartbeat import START_SECONDS
 from rlcb.parallel.world import World
 from rlcb.processes.suspend_clock import SuspendClock
+from rlcb.training.worker_context import WorkerContext
 
 INTERVAL_SECONDS = 0.5  # between two signs of life in a small world
 SILENT_SECONDS = 3.0  # without a sign of life, once some rank has left
@@ -46,30 +43,6 @@ def run_bounded(function: Callable[[], Any], seconds: float) -> Any:
     return result[0]
 
 
-@dataclass(frozen=True)
-class Starter:
-    """What ties a rank to whoever started it. The defaults are those of a process that stands alone."""
-
-    asked: Callable[[], int] = lambda: 0
-    """The number of the signal that asks this rank to stop, or 0."""
-    aborted: Callable[[], bool] = lambda: False
-    """Whether this rank is to leave because another process of its node has failed."""
-    cause: Callable[[], tuple[str, str] | None] = lambda: None
-    """Why, as (one of FAILURES, words for all nodes), if no rank says so itself."""
-    beat: Callable[[], None] = lambda: None
-    """Says that this rank makes progress."""
-    around_wait: Callable[[], AbstractContextManager[None]] = nullcontext
-    on_hang: Callable[[str], None] = lambda text: os._exit(EXIT_FAILED)
-    """Ends this process, whose main thread hangs, with the words given."""
-    memory: Callable[[int], Any] | None = None
-    """Memory of a size that the node's ranks share; None: the ranks see to it."""
-    broadcast: Callable[[Any], Any] | None = None
-    """The first rank's value, in every rank of the node."""
-    on_taken: Callable[[Path], None] = lambda root: None
-    """Told, in rank 0, the folder that the run has taken."""
-    root_process: int = field(default_factory=os.getpid)
-
-
 class Watch:
     """One rank's view of the others."""
 
@@ -79,10 +52,10 @@ class Watch:
         world: World,
         names: list[str],
         timeout_seconds: float,
-        starter: Starter,
+        context: WorkerContext,
     ) -> None:
-        """`connect` gives a connection to the store, in which all ranks of `names` have announced
-        themselves."""
+        """Start the background thread. `connect` returns a new connection to the store, in which all ranks of
+        `names` have announced themselves. `context` is that of this rank on its own node."""
         self.rank, self.size = world.rank, world.size
         self.names = names
         self.timeout_seconds = timeout_seconds
@@ -90,7 +63,7 @@ class Watch:
         self.interval_seconds = INTERVAL_SECONDS + spread
         self.silent_seconds = SILENT_SECONDS + 2 * spread
         self.judge_seconds = JUDGE_SECONDS + 2 * spread
-        self.starter = starter
+        self.context = context
         self.now = SuspendClock(2 * self.silent_seconds)
         self.store = connect()  # of the background thread; another one would wait for its requests
         self.own_store = connect()  # of the main thread
@@ -119,8 +92,8 @@ class Watch:
             self.progress = now
         if self._verdict is not None:
             raise self._as_error(self._verdict)
-        if self.starter.aborted():
-            cause = self.starter.cause()
+        if self.context.aborted():
+            cause = self.context.abort_cause()
             if cause is not None:
                 self.fail(*cause)
             raise self.agree(PeerLost("another process of this node failed"))
@@ -130,7 +103,7 @@ class Watch:
             )
         if self.alarm is not None:
             raise self.agree(PeerLost(self.alarm))
-        signal_number = self.starter.asked()
+        signal_number = self.context.stop_requested()
         if signal_number:
             self._stop_since = self._stop_since or now
             if now - self._stop_since > STOP_SECONDS:
@@ -141,7 +114,7 @@ class Watch:
         """Around every wait for other ranks: who waits does not hang."""
         self.waits += 1
         try:
-            with self.starter.around_wait():
+            with self.context.wait_for_others():
                 yield
         finally:
             if self.progress is not None:
@@ -190,7 +163,7 @@ class Watch:
             with contextlib.suppress(RuntimeError):  # the others notice the silence
                 self._post(self.store, "run", f"{self.name}: {text}")
                 time.sleep(self.silent_seconds)  # for the others to see it, if this process keeps the store
-            self.starter.on_hang(text)
+            self.context.report_hang(text)
 
     # --- leaving -----------------------------------------------------------------------------------------
 
@@ -225,7 +198,7 @@ class Watch:
         store.add("leaving", 1)
 
     def _settle(self, leaving: Exception) -> dict[str, Any]:
-        number = leaving.signal_number if isinstance(leaving, Interrupted) else self.starter.asked()
+        number = leaving.signal_number if isinstance(leaving, Interrupted) else self.context.stop_requested()
         kind = "stop" if number else "lost"
         self._post(self.own_store, kind, f"{self.name} lost the others: {leaving}", number)
         deadline = self.now() + self.judge_seconds

@@ -23,7 +23,7 @@ from rlcb.config.budget import Budget
 from rlcb.config.config import Config
 from rlcb.config.settings import ParallelConfig
 from rlcb.errors import RunError
-from rlcb.parallel.worker import Job, Link
+from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.processes.shared_memory import Layout, layout_bytes, map_shared, open_rollout, views
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.learner import make_optimizer
@@ -32,7 +32,8 @@ from rlcb.rl.rollout_buffer import RolloutBuffer, rollout_bytes
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PHASES
 from rlcb.training.base import Counters, Update, require_finite
-from rlcb.training.run import Process, train
+from rlcb.training.run import train
+from rlcb.training.run_spec import RunSpec
 from rlcb.training.trainer import Trainer
 
 OPTIMIZER_STATE = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
@@ -67,11 +68,10 @@ def shared_layout(config: Config, num_parameters: int) -> Layout:
 class A3CCommunicator(Communicator):
     """One of several workers that never learn together: alone in every sum, but not at a barrier."""
 
-    def __init__(self, link: Link, num_workers: int, lock: Any) -> None:
-        self.rank = link.rank
-        self.link = link
+    def __init__(self, context: SupervisedContext, num_workers: int) -> None:
+        self.rank = context.rank
+        self.context = context
         self.num_workers = num_workers
-        self.lock = lock
         self.arrived: NDArray[np.int64] | None = None
         self._barriers = 0
 
@@ -82,11 +82,11 @@ class A3CCommunicator(Communicator):
     def barrier(self) -> None:
         assert self.arrived is not None
         self._barriers += 1
-        with self.lock:
+        with self.context.lock:
             self.arrived[0] += 1
-        with self.link.wait_for_others():
+        with self.context.wait_for_others():
             while self.arrived[0] < self._barriers * self.num_workers:
-                self.link.check()
+                self.context.check()
                 time.sleep(POLL_SECONDS)
 
 
@@ -102,12 +102,14 @@ class A3CTrainer(Trainer):
         communicator: Communicator,
         num_threads: int,
         heartbeat: Callable[[], None],
-        shared_memory: Callable[[int], Any],
+        rollout_memory: Callable[[int], Any] | None = None,
     ) -> None:
+        """`rollout_memory` is not used: a worker's rollout is private, and no file backs the shared block."""
         assert isinstance(communicator, A3CCommunicator)
         super().__init__(config, communicator, num_threads, heartbeat)
         layout = shared_layout(config, len(self.learner.parameters))
-        self.shared = views(layout, shared_memory(layout_bytes(layout)))
+        block = communicator.context.shared_memory(ParallelConfig(), layout_bytes(layout))
+        self.shared = views(layout, block)
         communicator.arrived = self.shared["arrived"]
         training, statistics = config.training, self.shared["scaler"]
         self.scaler = SharedRewardScaler(
@@ -142,12 +144,12 @@ class A3CTrainer(Trainer):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        with self.timer("sync"), self.communicator.link.wait_for_others():
-            self.communicator.lock.acquire()
+        with self.timer("sync"), self.communicator.context.wait_for_others():
+            self.communicator.context.lock.acquire()
         try:
             yield
         finally:
-            self.communicator.lock.release()
+            self.communicator.context.lock.release()
 
     def may_begin(self, budget: Budget, elapsed: float, update_seconds: float) -> bool:
         """Take one of the budget's updates, so that all workers together make exactly as many as it has."""
@@ -279,16 +281,6 @@ class A3CTrainer(Trainer):
         self._restart_environments()
 
 
-def work(job: Job, link: Link) -> int:
-    """Join the others through shared memory and train."""
-    config = job.spec.config
-    communicator = A3CCommunicator(link, config.num_processes, job.lock)
-    process = Process(
-        communicator,
-        link.check,
-        lambda size: link.shared_memory(ParallelConfig(), size),  # which is not the rollout
-        A3CTrainer,
-        job.root_process,
-        on_taken=link.has_taken,
-    )
-    return train(job.spec, process)
+def work(spec: RunSpec, context: SupervisedContext) -> int:
+    """Run one worker until training ends; return the exit code of the run."""
+    return train(spec, context, A3CCommunicator(context, spec.config.num_processes), A3CTrainer)

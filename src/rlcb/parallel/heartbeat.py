@@ -1,5 +1,15 @@
-"""What the processes of a run see of each other through shared memory: who is alive, who waits, when to
-stop."""
+"""Heartbeats: how a worker that hangs is detected, and how workers hear that they must stop.
+
+Every worker notes in shared memory when it last made progress (`check`, between environment steps and between
+minibatches) and whether it waits for others (`wait_for_others`). The supervisor looks several times a second:
+a worker that does not wait and has made no progress for `parallel.timeout_seconds` hangs (`hanging`). The
+supervisor then tells all workers to leave (`abort`), which they notice in `check`, and ends the run with the
+error "made no progress".
+
+In a distributed run the time-out is `cluster.timeout_seconds`, and each rank also has a watchdog thread of
+its own, which tells the ranks of other nodes (cluster/watchdog.py). The supervisor gives it
+REPORT_HANG_SECONDS to do so.
+"""
 
 from __future__ import annotations
 
@@ -13,42 +23,36 @@ from rlcb.errors import Interrupted, PeerLost
 ABORT = -1  # in the place of a signal's number: another worker failed
 CAUSE_BYTES = 2000
 START_SECONDS = 120.0  # for a worker to load its libraries and make its environments
+REPORT_HANG_SECONDS = 5.0  # for a rank of a distributed run to report its own hang to all nodes
 
 
 class Heartbeats:
-    """Shared by all processes: when each worker last made progress, whether it waits, and whether to stop."""
+    """The signs of life of a node's workers, and their stop flag, in shared memory."""
 
     def __init__(self, context: Any, num_workers: int) -> None:
+        """`context` is the multiprocessing context of the workers."""
         self.started = context.RawArray("d", num_workers)
+        """When each worker was started, in seconds of time.monotonic; 0 before."""
         self.generations = context.RawArray("i", num_workers)
         """How many workers of each rank have been started."""
-        self.beats = context.RawArray("d", num_workers)  # 0 until a worker has started
+        self.beats = context.RawArray("d", num_workers)
+        """When each worker last made progress; 0 until its first `check`."""
         self.waiting = context.RawArray("b", num_workers)
+        """Whether each worker waits for others."""
         self.stop = context.RawValue("i", 0)
+        """The number of the signal that stops the run, or ABORT; 0 while it goes on."""
         self._cause = context.RawArray("c", CAUSE_BYTES)
 
-    def begin(self, rank: int) -> int:
-        """Called before a worker is started; returns how many of its rank there were before."""
-        self.beats[rank], self.waiting[rank], self.started[rank] = 0.0, 0, time.monotonic()
-        self.generations[rank] += 1
-        return int(self.generations[rank]) - 1
+    # --- Called by workers -------------------------------------------------------------------------------
 
-    def abort(self, kind: str = "", text: str = "") -> None:
-        """Have all workers leave; `kind` and `text` say why, for those who tell it to other nodes."""
-        if text:
-            self._cause.value = f"{kind} {text}".encode()[: CAUSE_BYTES - 1]
-        self.stop.value = ABORT
-
-    @property
-    def cause(self) -> tuple[str, str] | None:
-        """What `abort` was told."""
-        kind, _, text = bytes(self._cause.value).decode(errors="ignore").partition(" ")
-        return (kind, text) if text else None
+    def beat(self, rank: int) -> None:
+        """Note that a worker makes progress."""
+        self.beats[rank] = time.monotonic()
 
     def check(self, rank: int, heeds_signals: bool = True) -> None:
-        """Called by a worker between two pieces of work. Raises Interrupted or PeerLost if the run is to
-        end."""
-        self.beats[rank] = time.monotonic()
+        """Note progress; raise PeerLost if another worker failed, and Interrupted after a signal if
+        `heeds_signals`."""
+        self.beat(rank)
         self.require_others()
         if self.stop.value and heeds_signals:
             raise Interrupted(self.stop.value)
@@ -60,31 +64,56 @@ class Heartbeats:
 
     @contextlib.contextmanager
     def wait_for_others(self, rank: int) -> Iterator[None]:
-        """Around every wait of a worker for the others: who waits does not hang."""
+        """Context manager around every wait of a worker for the others: a worker that waits does not hang."""
         self.waiting[rank] = 1
         try:
             yield
         finally:
-            if self.beats[rank]:  # what is waited for before the first step still belongs to starting
-                self.beats[rank] = time.monotonic()
+            if self.beats[rank]:  # a wait before the first step is part of starting
+                self.beat(rank)
             self.waiting[rank] = 0
 
+    @property
+    def cause(self) -> tuple[str, str] | None:
+        """The kind and message that `abort` was given; None without one."""
+        kind, _, text = bytes(self._cause.value).decode(errors="ignore").partition(" ")
+        return (kind, text) if text else None
+
+    # --- Called by the supervisor ------------------------------------------------------------------------
+
+    def begin(self, rank: int) -> int:
+        """Note that a worker is about to start; return its generation: how many of its rank came before."""
+        self.beats[rank], self.waiting[rank], self.started[rank] = 0.0, 0, time.monotonic()
+        self.generations[rank] += 1
+        return int(self.generations[rank]) - 1
+
+    def abort(self, kind: str = "", text: str = "") -> None:
+        """Tell all workers to leave. Ranks of a distributed run pass `kind` and `text` on to other nodes."""
+        if text:
+            self._cause.value = f"{kind} {text}".encode()[: CAUSE_BYTES - 1]
+        self.stop.value = ABORT
+
     def discount_suspension(self, seconds: float) -> None:
-        """Do not hold a time against the workers in which none could run. It has ended just now."""
+        """Extend all deadlines by `seconds`, after a suspension of the machine that has just ended."""
         now = time.monotonic()
         for moments in (self.beats, self.started) if seconds else ():
             for rank, moment in enumerate(moments):
                 if moment:
                     moments[rank] = min(now, moment + seconds)
 
-    def hanging(self, timeout_seconds: float) -> list[int]:
-        """Workers that should be making progress and are not. Starting one may take longer than a step."""
-        waiting = list(self.waiting)  # before the beats: who stops waiting writes its beat first
-        now = time.monotonic()
-        since = [beat or start for beat, start in zip(self.beats, self.started, strict=True)]
-        patience = [timeout_seconds if beat else max(timeout_seconds, START_SECONDS) for beat in self.beats]
-        return [
-            rank
-            for rank, waits in enumerate(waiting)
-            if since[rank] and not waits and now - since[rank] > patience[rank]
-        ]
+    def hanging(self, timeout_seconds: float, self_reporting: range = range(0)) -> list[int]:
+        """Return the ranks that neither wait nor made progress for `timeout_seconds`.
+
+        A worker that is still starting has at least START_SECONDS; the ranks `self_reporting` have
+        REPORT_HANG_SECONDS more.
+        """
+        waiting = list(self.waiting)  # before the beats: a worker that stops waiting writes its beat first
+        beats, now = list(self.beats), time.monotonic()
+        found = []
+        for rank, (beat, started) in enumerate(zip(beats, self.started, strict=True)):
+            patience = timeout_seconds + (REPORT_HANG_SECONDS if rank in self_reporting else 0.0)
+            patience = patience if beat else max(patience, START_SECONDS)
+            since = beat or started
+            if since and not waiting[rank] and now - since > patience:
+                found.append(rank)
+        return found

@@ -1,8 +1,11 @@
-"""The learner of IMPALA: it learns from what actors have written and publishes what it learned.
+"""The learner of IMPALA: takes batches of unrolls that actors wrote, learns, and publishes its parameters.
 
-It may be several processes: each takes its share of every batch, and their gradients are summed, as in
-data-parallel training. On several nodes a batch has as many unrolls of each, and what is here of slots,
-actors and waiting is of the node.
+There may be several learner processes: each takes its shard of every batch, and their gradients are summed,
+as in data-parallel training. In a distributed run every node contributes equally many unrolls to a batch;
+slots, actors and waiting times here are those of one node.
+
+T is training.n_steps, E the environments of an actor, N = slots * E the columns of the node's store, and B
+the columns of the node's part of a batch.
 """
 
 from __future__ import annotations
@@ -21,11 +24,11 @@ from rlcb.config.config import Config
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import RunError, UsageError
 from rlcb.parallel.calibration import Calibration
-from rlcb.parallel.parameter_snapshot import ParameterSnapshot, weights_bytes
+from rlcb.parallel.parameter_snapshot import ParameterSnapshot, snapshot_bytes
 from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_batches import Batches
 from rlcb.parallel.unroll_store import StoreSize, UnrollStore, store_bytes
-from rlcb.parallel.worker import Link
+from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.rl import impala
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.reward_scaler import RewardScaler
@@ -35,7 +38,7 @@ from rlcb.training.base import Counters, LearningProcess, Update, slowest_rank
 
 
 def store_size(config: Config, spaces: Spaces) -> StoreSize:
-    """Raises UsageError if there would be more slots than a queue holds."""
+    """The size of a node's store of unrolls. Raises UsageError if it needs more slots than a queue holds."""
     slots = (config.impala.max_policy_lag + 1) * unrolls_per_batch(config)
     if slots > SlotQueue.CAPACITY:
         raise UsageError(
@@ -46,22 +49,23 @@ def store_size(config: Config, spaces: Spaces) -> StoreSize:
 
 
 def unrolls_per_batch(config: Config) -> int:
-    """Of one node."""
+    """The number of unrolls that one node contributes to a batch."""
     return config.timesteps_per_update // config.num_nodes // config.timesteps_per_unroll
 
 
 def open_shared_parts(
     config: Config, spaces: Spaces, num_parameters: int, shared_memory: Callable[[int], Any]
 ) -> tuple[UnrollStore, ParameterSnapshot]:
-    """What actors and learners of a node share, in one block of memory."""
+    """Map the block of memory that actors and learners of a node share: unrolls and parameters."""
     size = store_size(config, spaces)
     first = store_bytes(size)
-    memory = memoryview(shared_memory(first + weights_bytes(num_parameters)))
+    memory = memoryview(shared_memory(first + snapshot_bytes(num_parameters)))
     return UnrollStore(size, memory[:first]), ParameterSnapshot(num_parameters, memory[first:])
 
 
 class ImpalaLearner(LearningProcess):
-    """A learner. The first one of a node also hands out slots, scales rewards and publishes parameters."""
+    """One learner process. The first one of a node also hands out slots, scales rewards and publishes
+    parameters."""
 
     def __init__(
         self,
@@ -69,32 +73,34 @@ class ImpalaLearner(LearningProcess):
         communicator: Communicator,
         num_threads: int,
         heartbeat: Callable[[], None],
-        shared_memory: Callable[[int], Any] | None,
+        shared_memory: Callable[[int], Any],
         spaces: Spaces,
-        queues: tuple[SlotQueue, ...],
-        link: Link,
-        calibration: Calibration | None,
+        context: SupervisedContext,
     ) -> None:
-        """`spaces` are those of the actors' environments."""
-        assert shared_memory is not None
-        self.calibration = calibration
+        """`communicator` connects the learners, `heartbeat` is called while waiting and learning,
+        `shared_memory` gives a buffer of a size in bytes, and `spaces` are those of the actors'
+        environments."""
         super().__init__(config, communicator, num_threads, heartbeat, PhaseTimer(), spaces)
-        self.store, self.weights = open_shared_parts(
+        self.context = context
+        self.calibration = context.calibration
+        self.store, self.snapshot = open_shared_parts(
             config, spaces, len(self.learner.parameters), shared_memory
         )
         training, size = config.training, unrolls_per_batch(config)
-        self.batches = Batches(self.store, queues, size, link, heartbeat, config.impala.check_unwritten)
+        self.batches = Batches(self.store, context, heartbeat, size, config.impala.check_unwritten)
         self.scaler = RewardScaler(config.envs_per_node, training.gamma, training.reward_clip)
         self.waits_before = self._actor_waits()
+        """Seconds that each actor of this node had waited by the last update boundary."""
         self.wait_before = 0.0
+        """Seconds that this learner had waited by the last update boundary."""
         self.lags = np.zeros(1, np.int64)
-        """The ages of this node's unrolls in the last batch, in updates."""
+        """Ages of this node's unrolls in the last batch, in updates."""
         self.joint_metrics: dict[str, float | None] = {}
-        """Those of all nodes' actors, as of the last boundary; in the main process only."""
+        """Policy lag, restarts and waiting times of all nodes in the last update; main process only."""
 
     @property
     def leads(self) -> bool:
-        """Whether this learner deals with the actors of its node."""
+        """Whether this learner is the one that handles the actors of its node."""
         return self.communicator.local_rank == 0
 
     def facts(self) -> dict[str, str]:
@@ -109,12 +115,12 @@ class ImpalaLearner(LearningProcess):
         }
 
     def iterate(self, learning_rate: float) -> Update:
-        """One update: wait for a batch of unrolls, learn from it, publish the parameters."""
-        if self.leads and not self.batches.given:
-            self.weights.publish(self.learner.parameters, self.counters.updates)
+        """Make one update: wait for a batch of unrolls, learn from it, publish the parameters."""
+        if self.leads and not self.batches.given:  # the first update
+            self.snapshot.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(range(self.store.size.slots))
         slots = self._take_batch()
-        columns = self.store.columns(slots)
+        columns = self.store.columns(slots)  # [B], into the rollout [T, N, ...]
         self.lags = self.counters.updates - self.store.version[slots]
         if self.lags.max() > self.config.impala.max_policy_lag:
             raise RunError(f"an unroll is {self.lags.max()} updates old: the order of slots was lost")
@@ -123,73 +129,75 @@ class ImpalaLearner(LearningProcess):
         metrics = impala.update(self.learner, self.store.rollout, self.config, self.counters.updates, columns)
         self.count_update(len(columns) * self.communicator.num_nodes * self.config.training.n_steps)
         episodes: list[Episode] = []
-        if self.leads:  # the others have learned by now, since their gradients are summed
+        if self.leads:  # the other learners are done as well, since their gradients were summed
             episodes = self.store.episodes_of(slots)
-            self.weights.publish(self.learner.parameters, self.counters.updates)
+            self.snapshot.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(slots)
-        episodes = self.exchange(episodes)
-        return Update(episodes, metrics | self.joint_metrics)
+        return Update(self.exchange(episodes), metrics | self.joint_metrics)
 
     def _take_batch(self) -> list[int]:
-        """The next slots of this node to learn from, in every learner, their rewards scaled.
+        """Wait for the node's next batch, scale its rewards, and return its slots in every learner.
 
-        A node's first learner waits for its actors, and then, as `sync`, for other nodes; all that the
-        others do here is `wait`.
+        The node's first learner waits for the actors (phase `wait`) and then for other nodes (`sync`). The
+        node's other learners wait for the first one (`wait`).
         """
         batch: list[int] = []
         discounted = np.empty(0)
         if self.leads:
             with self.timer("wait"):
                 batch = self.batches.take()
-            discounted = self._discount(batch)
+            discounted = self._discount(batch)  # [T, B]
         phase = "sync" if self.leads else "wait"
-        scaled = self.config.training.normalize_rewards
-        if scaled:
+        scales = self.config.training.normalize_rewards
+        if scales:
             with self.timer(phase):
                 self.scaler.observe(discounted, self.communicator)
         for slot in batch:
-            part = self.store.unroll(slot)
-            part.scaled_rewards[:] = self.scaler.scaled(part.rewards) if scaled else part.rewards
+            unroll = self.store.unroll(slot)
+            unroll.scaled_rewards[:] = self.scaler.scaled(unroll.rewards) if scales else unroll.rewards
         with self.timer(phase):
-            return self._tell(batch)
+            return self._broadcast_slots(batch)
 
-    def _tell(self, batch: list[int]) -> list[int]:
-        """The slots of this node's batch, which its first learner knows, in every learner."""
+    def _broadcast_slots(self, batch: list[int]) -> list[int]:
+        """Return the slots of this node's batch, which only its first learner knows, in every learner."""
         communicator, size = self.communicator, self.batches.batch_size
-        table = np.zeros((communicator.num_nodes, size))
+        table = np.zeros((communicator.num_nodes, size))  # a row for each node; all learners sum it
         if self.leads:
             table[communicator.node_rank] = batch
         slots = communicator.sum_floats(table.reshape(-1).tolist())
         return [int(slot) for slot in slots[communicator.node_rank * size :][:size]]
 
     def _discount(self, batch: list[int]) -> NDArray[np.float64]:
-        """The discounted returns of a batch; an actor's unrolls come in the order of time."""
+        """The discounted returns [T, B] of a batch, for the reward scaler. An actor's unrolls come in the
+        order of time, so each continues where the one before ended."""
         parts = []
         for slot in batch:
-            part, actor = self.store.unroll(slot), self.store.actor_of(slot)
-            returns = self.scaler.returns[actor * part.num_envs :][: part.num_envs]
+            unroll, actor = self.store.unroll(slot), self.store.actor_of(slot)
+            returns = self.scaler.returns[actor * unroll.num_envs :][: unroll.num_envs]  # [E]
             if self.store.fresh[slot]:
                 returns[:] = 0.0
-            parts.append(self.scaler.discount(part.rewards, part.terminated | part.truncated, returns))
+            parts.append(self.scaler.discount(unroll.rewards, unroll.terminated | unroll.truncated, returns))
         return np.concatenate(parts, axis=1)
 
     def _bootstrap(self, columns: NDArray[np.int64]) -> None:
-        """Write V of the observation behind the last row, by this learner's network, into its share."""
-        share = self.communicator.rank_shard(columns)
-        values = self.store.rollout.bootstrap_values[-1]
-        last = self.store.last_observations.reshape(-1, *self.spaces.observation_shape)
-        for start in range(0, len(share), self.microbatch_size):
-            part = share[start : start + self.microbatch_size]
+        """Write this learner's value of the observation after each unroll's last step, for its shard of the
+        batch, into the last row of bootstrap_values."""
+        shard = self.communicator.rank_shard(columns)
+        values = self.store.rollout.bootstrap_values[-1]  # [N]
+        last = self.store.last_observations.reshape(-1, *self.spaces.observation_shape)  # [N, ...]
+        for start in range(0, len(shard), self.microbatch_size):
+            part = shard[start : start + self.microbatch_size]
             with self.timer("learn"), torch.inference_mode():
                 now = self.model(torch.from_numpy(last[part]))[1].numpy()
-            # The final observation of an episode that was truncated is not here: its value stays.
+            # A truncated episode keeps the actor's value: its final observation is not in the store.
             values[part] = np.where(self.store.rollout.truncated[-1, part], values[part], now)
 
     def _actor_waits(self) -> NDArray[np.float64]:
+        """Seconds that each actor of this node has waited."""
         return self.store.phases[:, PHASES.index("wait")].copy()
 
-    def _own_part(self, episodes: list[Episode]) -> dict[str, Any]:
-        """What this process brings to the main process; the first of a node also what its actors do."""
+    def _contribution(self, episodes: list[Episode]) -> dict[str, Any]:
+        """What this process contributes to `exchange`; a node's first learner adds its actors."""
         store, wait = self.store, self.timer.seconds["wait"]
         part: dict[str, Any] = {
             "phases": dict(self.timer.seconds),
@@ -209,7 +217,7 @@ class ImpalaLearner(LearningProcess):
         return part
 
     def exchange(self, episodes: list[Episode]) -> list[Episode]:
-        parts = self.communicator.gather(self._own_part(episodes))
+        parts = self.communicator.gather(self._contribution(episodes))
         if parts is None:
             return []
         nodes = [part for part in parts if "begun" in part]
@@ -240,7 +248,7 @@ class ImpalaLearner(LearningProcess):
         return sorted((episode for part in parts for episode in part["episodes"]), key=lambda each: each[:2])
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state, with new episodes: what actors had in hand is lost."""
+        """Continue from a saved state, with new episodes: unrolls that were not learned from are lost."""
         self.require_spaces(state)
         self.learner.load(state["learner"])
         self.counters = Counters(**state["counters"])
@@ -252,14 +260,14 @@ class ImpalaLearner(LearningProcess):
         if self.leads:
             node, actors = self.communicator.node_rank, self.store.size.actors
             self.batches.replaced = state["replaced_actors"][node]
-            self.batches.link.has_replaced(self.batches.replaced)
+            self.context.report_replaced(self.batches.replaced)
             self.store.begun[:] = state["begun"][node]
             saved = state["phase_seconds"][self.communicator.world_size + node * actors :][:actors]
             self.store.phases[:] = [[phases[phase] for phase in PHASES] for phases in saved]
             self.waits_before = self._actor_waits()
 
     def finish(self) -> Update | None:
-        """Let the actors leave."""
+        """Tell the actors that the last update is made."""
         self.close()
         return None
 
@@ -276,10 +284,10 @@ class ImpalaLearner(LearningProcess):
         return learners + actors or super().process_names()
 
     def metrics(self) -> dict[str, Any]:
-        """How long a learner and an actor waited for the other side, the means over all of them."""
+        """How long learners and actors waited for each other (means), restarts and calibration."""
         count = self.communicator.world_size
         learners, actors = self.phase_seconds[:count], self.phase_seconds[count:]
-        # Who waits for its own actors keeps the other nodes waiting as much as who learns.
+        # A learner that waits for its actors keeps other nodes waiting as much as one that learns.
         busy = [
             seconds["learn"] + (seconds["wait"] if rank % self.communicator.local_size == 0 else 0.0)
             for rank, seconds in enumerate(learners)

@@ -1,96 +1,87 @@
-"""IMPALA with actors and learners (Espeholt et al. 2018, section 3), on one machine or on several.
+"""IMPALA with actors and learners (Espeholt et al. 2018, section 3): the processes and who talks to whom.
 
-Actors (impala_actor.py) write unrolls into slots of a store in shared memory (unroll_store.py). Only slot
-numbers travel, through two queues (slot_queue.py). The learner (impala_learner.py) takes a batch of slots,
-learns from it, publishes the new parameters (parameter_snapshot.py), and returns the slots
-(unroll_batches.py). supervisor.py starts and watches these processes. In a distributed run every node has its
-own actors, slots and learners; the learners of all nodes sum their gradients.
+        free slots  +---------------- queue -----------------+
+                    v                                        |
+               +--------+   unrolls    +--------------+   +---------+
+               | actors | -----------> | UnrollStore  |-->| learner |
+               |        | <----------- | Parameter-   |<--|         |
+               +--------+  parameters  | Snapshot     |   +---------+
+                    |                  +--------------+      ^
+                    +---------------- queue -----------------+
+                                                   full slots
+
+An actor (impala_actor.py) takes the number of a free slot, writes one unroll into it with the newest
+parameters, and queues the number as full. The learner (impala_learner.py) collects a batch of full slots,
+makes one update, publishes its parameters, and queues the slots as free again (unroll_batches.py).
+
+Unrolls (unroll_store.py) and parameters (parameter_snapshot.py) lie in one block of shared memory; only slot
+numbers travel, through two pipes (slot_queue.py). There may be several learners, which share each batch and
+sum their gradients; only the first one handles slots. supervisor.py starts and watches all processes: ranks
+0, 1, ... are the learners, the ranks after them the actors. cluster/impala_workers.py adds several nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rlcb.config.config import Config
-from rlcb.parallel.data_parallel import meet
+from rlcb.parallel.data_parallel import join_workers
 from rlcb.parallel.impala_actor import Actor
 from rlcb.parallel.impala_learner import ImpalaLearner, open_shared_parts
-from rlcb.parallel.slot_queue import SlotQueue
-from rlcb.parallel.worker import Job, Link
+from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.rl.communicator import Communicator
-from rlcb.training.run import Process, train
+from rlcb.training.run import train
+from rlcb.training.run_spec import RunSpec
 
 
-def work(job: Job, link: Link) -> int:
-    """Run this process's part, a learner or an actor, until training ends; returns the exit code."""
-    config, queues = job.spec.config, slot_queues(job)
-    if link.rank >= config.learners_per_node:
-        return act(job, link, queues)
-    process = Process(
-        join_learners(config, link),
-        link.check,
-        lambda size: link.shared_memory(config.parallel, size),
-        learner_maker(job, link, queues),
-        job.root_process,
-        on_taken=link.has_taken,
-    )
-    return train(job.spec, process)
+def work(spec: RunSpec, context: SupervisedContext) -> int:
+    """Run one learner or actor until training ends; return the exit code of the run."""
+    if context.rank >= spec.config.learners_per_node:
+        return run_actor(spec, context)
+    return train(spec, context, join_learners(spec.config, context), partial(make_learner, context))
 
 
-def slot_queues(job: Job) -> tuple[SlotQueue, ...]:
-    """The queue of slots that actors may write, and the queue of slots that they have written."""
-    return tuple(SlotQueue(ends) for ends in job.queues)
-
-
-def learner_maker(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> Callable[..., ImpalaLearner]:
-    """What makes this node's learner once the first actor has said what its environments are like, and all
-    have made theirs: a run that cannot begin takes no folder."""
-
-    def make(
-        config: Config,
-        communicator: Communicator,
-        num_threads: int,
-        heartbeat: Callable[[], None],
-        shared_memory: Callable[[int], Any],
-    ) -> ImpalaLearner:
-        first = config.learners_per_node
-        spaces = communicator.wait_for_peers(lambda: link.broadcast(source=first))
-        communicator.wait_for_peers(lambda: link.await_begun(range(first, first + config.actors_per_node)))
-        return ImpalaLearner(
-            config,
-            communicator,
-            num_threads,
-            heartbeat,
-            shared_memory,
-            spaces,
-            queues,
-            link,
-            job.calibration,
-        )
-
-    return make
-
-
-def act(job: Job, link: Link, queues: tuple[SlotQueue, ...]) -> int:
-    config, world, first = job.spec.config, job.world, job.spec.config.learners_per_node
-    actor = Actor(job, link, link.rank - first, 0 if world is None else world.node_rank)
-    link.heartbeats.check(link.rank, heeds_signals=False)  # its environments are there; learners wait for all
-    if not link.generation:
+def run_actor(spec: RunSpec, context: SupervisedContext) -> int:
+    """Run an actor until the learners have finished. Returns 0."""
+    config, world = spec.config, context.world
+    actor = Actor(spec, context)
+    context.beat()  # its environments are ready: the learners wait for that
+    if not context.generation:  # a replacement comes after the broadcasts
         if world is None or world.master_port is None:
-            link.broadcast()  # where the learners meet, which is not for actors
-        link.broadcast(actor.spaces, source=first)
-    store, weights = open_shared_parts(
-        config, actor.spaces, actor.num_parameters, lambda size: link.shared_memory(config.parallel, size)
-    )
-    actor.join(store, weights, queues)
+            context.broadcast()  # the learners' port, which an actor does not need
+        context.broadcast(actor.spaces, source=config.learners_per_node)
+    memory = partial(context.shared_memory, config.parallel)
+    store, snapshot = open_shared_parts(config, actor.spaces, actor.num_parameters, memory)
+    actor.join(store, snapshot)
     actor.act()
     return 0
 
 
-def join_learners(config: Config, link: Link) -> Communicator:
-    """The communicator of the learners of one machine."""
+def make_learner(
+    context: SupervisedContext,
+    config: Config,
+    communicator: Communicator,
+    num_threads: int,
+    heartbeat: Callable[[], None],
+    shared_memory: Callable[[int], Any],
+) -> ImpalaLearner:
+    """Build this process's learner once the actors are ready; `train` calls it.
+
+    The first actor tells which spaces the environments have. A run whose environments cannot be made thus
+    fails before it takes its folder.
+    """
+    first = config.learners_per_node
+    actors = range(first, first + config.actors_per_node)
+    spaces = communicator.wait_for_peers(lambda: context.broadcast(source=first))
+    communicator.wait_for_peers(lambda: context.wait_until_ready(actors))
+    return ImpalaLearner(config, communicator, num_threads, heartbeat, shared_memory, spaces, context)
+
+
+def join_learners(config: Config, context: SupervisedContext) -> Communicator:
+    """Connect the learners of this machine."""
     if config.num_learners == 1:
-        link.broadcast()
+        context.broadcast()  # the port that the actors expect
         return Communicator()
-    return meet(config, link, config.num_learners)
+    return join_workers(config, context, config.num_learners)

@@ -1,4 +1,4 @@
-"""Parameters that one process publishes and others read while they go on."""
+"""The newest parameters in shared memory: the learner publishes them, actors read them without waiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from rlcb.processes.shared_memory import Layout, layout_bytes, views
 
 
-def weights_layout(num_parameters: int) -> Layout:
+def snapshot_layout(num_parameters: int) -> Layout:
+    """The arrays of a snapshot of P parameters."""
     return {
         "parameters": ((2, num_parameters), np.dtype(np.float32)),
         "versions": ((2,), np.dtype(np.int64)),
@@ -19,26 +20,27 @@ def weights_layout(num_parameters: int) -> Layout:
     }
 
 
-def weights_bytes(num_parameters: int) -> int:
-    return layout_bytes(weights_layout(num_parameters))
+def snapshot_bytes(num_parameters: int) -> int:
+    """Bytes of shared memory that a ParameterSnapshot needs."""
+    return layout_bytes(snapshot_layout(num_parameters))
 
 
 class ParameterSnapshot:
-    """Two copies of the parameters in shared memory, written in turn: readers have the newest whole one.
+    """Two copies of the parameters, written in turn, so that readers always find a complete one.
 
-    A reader never holds the writer up, and no lock can be left behind by one that is killed. What it copied
-    counts only if its checksum and version are still those that were published with it, whatever order of
-    memory the machine has.
+    There is no lock: a reader never delays the writer, and a killed process leaves none behind. A reader
+    accepts its copy only if checksum and version are those that were published with it, which holds whatever
+    the memory order of the machine is.
     """
 
     def __init__(self, num_parameters: int, memory: object) -> None:
-        """`memory` is a writable buffer of `weights_bytes`, zeros before anything is published."""
-        arrays = views(weights_layout(num_parameters), memory)
+        """`memory` is a writable buffer of `snapshot_bytes`, zeros before anything is published."""
+        arrays = views(snapshot_layout(num_parameters), memory)
         self.copies = torch.from_numpy(arrays["parameters"])
         self.versions, self.checksums, self.latest = arrays["versions"], arrays["checksums"], arrays["latest"]
 
     def publish(self, parameters: torch.Tensor, version: int) -> None:
-        """Make `parameters` (P,) what is read from now on. Only one process may."""
+        """Publish `parameters` (P,) as `version`. Only one process may call this."""
         index = 1 - int(self.latest[0])
         self.versions[index] = -1
         self.copies[index].copy_(parameters.detach())
@@ -47,7 +49,8 @@ class ParameterSnapshot:
         self.latest[0] = index
 
     def read(self, parameters: torch.Tensor) -> int:
-        """Overwrite `parameters` (P,) with the newest published ones and return their version."""
+        """Overwrite `parameters` (P,) with the newest published ones; return their version. Waits for the
+        first publication."""
         while True:
             index = int(self.latest[0])
             version = int(self.versions[index])
@@ -58,5 +61,5 @@ class ParameterSnapshot:
 
 
 def checksum(parameters: torch.Tensor) -> int:
-    """Of 2.5 MB in less than a millisecond."""
+    """CRC-32 of the parameters (under 1 ms for 2.5 MB)."""
     return zlib.crc32(parameters.detach().numpy().data)

@@ -11,24 +11,26 @@ _NUMBER = struct.Struct("=i")
 
 
 class SlotQueue:
-    """Small whole numbers, first in, first out, for any number of writers and readers.
+    """A first-in, first-out queue of small integers for any number of writers and readers.
 
     It is a pipe: the system writes and reads four bytes at once or not at all, so there is no lock that a
-    killed process could leave behind. It holds at least 1,024 numbers (a page of memory).
+    killed process could leave behind. It can be passed to child processes.
     """
 
     CAPACITY = 1024
+    """How many numbers it holds at least: a page of memory."""
 
     def __init__(self, ends: tuple[Connection, Connection]) -> None:
-        """`ends` are those of a one-way multiprocessing.Pipe: to read from, to write to."""
+        """`ends` are the two ends of a one-way multiprocessing.Pipe: to read from, to write to."""
         self.ends = ends
         os.set_blocking(ends[0].fileno(), False)
 
     def put(self, slot: int) -> None:
+        """Append a number. Blocks while the queue is full."""
         os.write(self.ends[1].fileno(), _NUMBER.pack(slot))
 
     def get(self, timeout: float) -> int | None:
-        """The next number; None if there was none for `timeout` seconds or another reader was faster."""
+        """Take the oldest number; None if none came for `timeout` seconds or another reader was faster."""
         descriptor = self.ends[0].fileno()
         if not select.select([descriptor], [], [], timeout)[0]:
             return None
@@ -38,7 +40,7 @@ class SlotQueue:
             return None
 
     def drain(self) -> list[int]:
-        """All numbers that are there now."""
+        """Take all numbers that are there now."""
         slots = []
         while (slot := self.get(0.0)) is not None:
             slots.append(slot)

@@ -1,8 +1,8 @@
-"""The worker processes of a run on one machine: started, watched over, and all ended if one fails.
+"""Start the worker processes of a run on this machine, watch them, and end all of them if one fails.
 
-The process that starts them does nothing else than wait: it forwards signals, notices a worker that fails or
-hangs, and sees to it that none is left behind. It never loads torch, which would cost it 150 MB; the process
-that the workers are forks of does (parallel/forkserver.py).
+The supervisor's process only waits: it passes signals on, notices a worker that fails or hangs
+(heartbeat.py), replaces an actor that died, and leaves no process behind. It never loads torch, which would
+cost 150 MB; the fork server that the workers come from does (forkserver.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,9 +24,11 @@ from rlcb.errors import Interrupted, RunError, UsageError
 from rlcb.parallel.calibration import Calibration, calibrate
 from rlcb.parallel.forkserver import worker_context
 from rlcb.parallel.heartbeat import ABORT, Heartbeats
-from rlcb.parallel.worker import Job, Link, worker_main
+from rlcb.parallel.slot_queue import SlotQueue
+from rlcb.parallel.worker import worker_main
+from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.parallel.world import World, host_name
-from rlcb.processes.child_process import start_child
+from rlcb.processes.child_process import end_child, start_child
 from rlcb.processes.signals import StopSignal
 from rlcb.processes.suspend_clock import SuspendClock
 from rlcb.text import counted
@@ -35,17 +38,17 @@ from rlcb.training.run_spec import RunSpec
 
 logger = logging.getLogger(__name__)
 
-GRACE_SECONDS = 5.0  # for workers to save and leave after one has failed, for actors once all is learned
-CLUSTER_GRACE_SECONDS = 15.0  # ... and for all nodes to agree why
+GRACE_SECONDS = 5.0  # for workers to save and leave after one has failed, for actors after the last update
+CLUSTER_GRACE_SECONDS = 15.0  # the same in a distributed run, whose nodes have to agree on the reason
 STOP_SECONDS = 60.0  # for workers to save and leave after a signal
-REPORT_HANG_SECONDS = 5.0  # by which a rank of a distributed run may report_hang itself, before all nodes
 POLL_SECONDS = 0.25
 
 
 def train_in_workers(spec: RunSpec) -> int:
-    """Train with the processes that the configuration names until the budget ends or a signal comes.
+    """Train with the configured number of worker processes, the parallel mode; return the exit code.
 
-    Returns the exit code. Raises UsageError or RunError with the words of the worker that failed.
+    Measures first how many actors and learners IMPALA needs if that is not configured. Raises UsageError or
+    RunError with the message of the worker that failed.
     """
     calibration, config = None, spec.config
     if config.has_actors and None in (config.impala.num_actors, config.impala.num_learners):
@@ -73,19 +76,11 @@ def train_on_node(
     `world` is this node's place in a distributed run. Returns the exit code. Raises UsageError or RunError
     with the message of the worker that failed.
     """
-    config, num_threads = spec.config, spec.num_threads
-    busy, cores = config.num_busy_processes, cpu.usable_cores()
-    if busy * num_threads > cores:
-        threads = counted(num_threads, "thread")
+    busy, cores = spec.config.num_busy_processes, cpu.usable_cores()
+    if busy * spec.num_threads > cores:
+        threads = counted(spec.num_threads, "thread")
         logger.warning("%d workers of %s share %s", busy, threads, counted(cores, "usable core"))
-    context = worker_context(config.env.id)
-    queues = None
-    if config.has_actors:
-        queues = context.Pipe(duplex=False), context.Pipe(duplex=False)
-    with StopSignal.blocked():  # it starts a process of its own that tidies up after it
-        lock = context.Lock()
-    job = Job(module, lock, queues, spec, os.getpid(), world, calibration)
-    supervisor = Supervisor(context, job)
+    supervisor = Supervisor(worker_context(spec.config.env.id), module, spec, world, calibration)
     with StopSignal(repeats=world is not None) as stop:
         try:
             supervisor.start()
@@ -96,62 +91,75 @@ def train_on_node(
 
 
 class Supervisor:
-    """The workers of a run."""
+    """The workers of a run on this machine, as the process that starts them sees them."""
 
-    def __init__(self, context: Any, job: Job) -> None:
+    def __init__(
+        self,
+        context: Any,
+        module: str,
+        spec: RunSpec,
+        world: World | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
+        """`context` is the multiprocessing context of the workers; for the rest see `train_on_node`."""
         self.context = context
-        self.job = job
-        self.config = job.spec.config
-        self.learners = job.spec.config.learners_per_node
-        """Workers of this node that learn; those behind them are actors."""
-        self.heartbeats = Heartbeats(context, job.spec.config.ranks_per_node)
+        self.module = module
+        self.spec = spec
+        self.config = spec.config
+        self.world = world
+        self.learners = self.config.learners_per_node
+        """Number of workers that learn; the workers behind them are IMPALA's actors."""
+        self.heartbeats = Heartbeats(context, self.config.ranks_per_node)
+        with StopSignal.blocked():  # Python starts a process that cleans up after the lock
+            lock = context.Lock()
+        queues = None
+        if self.config.has_actors:
+            queues = SlotQueue(context.Pipe(duplex=False)), SlotQueue(context.Pipe(duplex=False))
+        self._make_context = partial(
+            SupervisedContext,
+            heartbeats=self.heartbeats,
+            root_process=os.getpid(),
+            lock=lock,
+            queues=queues,
+            world=world,
+            calibration=calibration,
+        )
         self.clock = SuspendClock()
-        self.grace_seconds = GRACE_SECONDS if job.world is None else CLUSTER_GRACE_SECONDS
-        self.workers: list[Worker] = []
+        self.grace_seconds = GRACE_SECONDS if world is None else CLUSTER_GRACE_SECONDS
+        self.workers: list[WorkerHandle] = []
+        """By rank."""
         self.memory: int | None = None
-        """The descriptor of the memory that the workers share, once there is one."""
+        """The file descriptor of the memory that the workers share, once rank 0 has opened it."""
         self.replaced = 0
-        """Actors that took the place of one that died, before the run was resumed as well."""
+        """Actors that replaced one that died, including those before the run was resumed."""
 
     def start(self) -> None:
         for rank in range(self.config.ranks_per_node):
             self.workers.append(self._start_worker(rank))
 
+    def _start_worker(self, rank: int) -> WorkerHandle:
+        make_context = partial(self._make_context, rank=rank, generation=self.heartbeats.begin(rank))
+        name = self._process_name(rank).replace(" ", "-")
+        arguments = self.module, self.spec, make_context
+        return WorkerHandle(*start_child(self.context, worker_main, *arguments, name=name))
+
     def _process_name(self, rank: int) -> str:
-        world: World | None = self.job.world
-        return self.config.process_name(self.config.rank_of(0 if world is None else world.node_rank, rank))
+        """The name of a worker's process, numbered over all nodes: "worker 0", "learner 0", "actor 0"."""
+        node_rank = 0 if self.world is None else self.world.node_rank
+        return self.config.process_name(self.config.rank_of(node_rank, rank))
 
     def _name(self, rank: int) -> str:
-        """What a worker is called where people read it; in a distributed run its host is named, and who
-        learns is called by its rank in the world."""
-        world: World | None = self.job.world
-        if world is not None and not self._acts(rank):
-            return world.rank_name(rank)
-        return self._process_name(rank) + ("" if world is None else f" on {host_name()}")
+        """The name of a worker in messages. A distributed run adds the host, and names learners by rank."""
+        if self.world is not None and not self._acts(rank):
+            return self.world.rank_name(rank)
+        return self._process_name(rank) + ("" if self.world is None else f" on {host_name()}")
 
     def _acts(self, rank: int) -> bool:
         """Whether a worker is one of IMPALA's actors."""
         return rank >= self.learners
 
-    def _start_worker(self, rank: int) -> Worker:
-        """Start the worker of `rank`; return its handle."""
-        ours, theirs = self.context.Pipe()
-        link = Link(
-            rank,
-            self.heartbeats.begin(rank),
-            self.heartbeats,
-            theirs,
-            self.job.root_process,
-            heeds_signals=self.job.world is None,
-        )
-        name = self._process_name(rank).replace(" ", "-")
-        process = self.context.Process(target=worker_main, args=(self.job, link), name=name, daemon=True)
-        start_child(process)
-        theirs.close()
-        return Worker(process, ours)
-
     def watch(self, stop: StopSignal) -> None:
-        """Wait until all workers have ended, or until those that remain have been given their time to."""
+        """Watch the workers until all have ended, or until a failure's or a signal's deadline has passed."""
         deadline = float("inf")
         while alive := [worker for worker in self.workers if worker.process.is_alive()]:
             connections = [worker.connection for worker in self.workers if not worker.connection.closed]
@@ -176,15 +184,18 @@ class Supervisor:
             self._receive(worker)
 
     def _learning_is_over(self) -> bool:
-        """Whether actors have nothing left to act for."""
+        """Whether no learner needs the actors any more."""
         learners = self.workers[: self.learners]
         return self.config.has_actors and (
-            learners[0].recorded or not any(worker.process.is_alive() for worker in learners)
+            learners[0].ended or not any(worker.process.is_alive() for worker in learners)
         )
 
     def _abort(self, lost: list[int]) -> None:
-        """Have all workers leave. Other nodes hear of an actor's failure from this node's learners; ranks of
-        the world say themselves what they fail by, or are missed."""
+        """Tell all workers to leave because the workers `lost` failed.
+
+        In a distributed run this node's learners tell the other nodes why an actor failed. Learners report
+        their own failures, or other nodes notice their silence.
+        """
         actors = [rank for rank in lost if self._acts(rank)]
         for rank in actors:
             self.workers[rank].process.kill()  # it may hang
@@ -196,26 +207,25 @@ class Supervisor:
         self.heartbeats.abort()
 
     def _report_hangs(self) -> None:
-        section, timeout = "parallel", self.config.parallel.timeout_seconds
-        hanging = self.heartbeats.hanging(timeout)
-        if self.job.world is not None:  # whose ranks report_hang themselves first, before all nodes
+        """Note an error of every worker that hangs, as heartbeat.py defines it."""
+        section, timeout, self_reporting = "parallel", self.config.parallel.timeout_seconds, range(0)
+        if self.world is not None:
             section, timeout = "cluster", self.config.cluster.timeout_seconds
-            late = self.heartbeats.hanging(timeout + REPORT_HANG_SECONDS)
-            hanging = [rank for rank in self.heartbeats.hanging(timeout) if self._acts(rank) or rank in late]
-        for rank in hanging:
-            if not self.workers[rank].errors and not self.workers[rank].recorded:
+            self_reporting = range(self.learners)
+        for rank in self.heartbeats.hanging(timeout, self_reporting):
+            if not self.workers[rank].errors and not self.workers[rank].ended:
                 text = f"made no progress for {timeout:g} s ({section}.timeout_seconds)"
                 self.workers[rank].errors.append(("run", text))
 
     def _has_failed(self, rank: int) -> bool:
-        """Whether a worker's end is a failure of the run; an actor's is none once all is learned."""
+        """Whether a worker failed. After the last update the end of an actor is no failure."""
         worker = self.workers[rank]
-        if self._acts(rank) and self.workers[0].recorded:
+        if self._acts(rank) and self.workers[0].ended:
             return False
         return bool(worker.errors) or worker.process.exitcode not in (None, 0)
 
     def _replace(self, rank: int) -> bool:
-        """Start another actor in the place of one that failed, if that can be; returns whether it was."""
+        """Replace an actor that failed by a new one; return whether that was possible."""
         worker, limit = self.workers[rank], self.config.impala.max_actor_restarts
         failure = worker.failure()
         possible = (
@@ -232,13 +242,13 @@ class Supervisor:
             "%s; replaced by a new one (%d of %d: impala.max_actor_restarts)",
             *(describe(name, *failure), self.replaced, limit),
         )
-        worker.end()
+        end_child(worker.process, worker.connection)
         self.workers[rank] = self._start_worker(rank)
         self._pass_memory(self.workers[rank])
         return True
 
-    def _receive(self, worker: Worker) -> None:
-        """Take in what a worker has to say; pass on what is for the others."""
+    def _receive(self, worker: WorkerHandle) -> None:
+        """Read a worker's messages (SupervisedContext), and pass on those that are for other workers."""
         try:
             while not worker.connection.closed and worker.connection.poll():
                 kind, content = worker.connection.recv()
@@ -248,34 +258,34 @@ class Supervisor:
                         self._pass_memory(other)
                 elif kind == "broadcast":
                     for other in (each for each in self.workers if each is not worker):
-                        with contextlib.suppress(OSError):  # it has gone, which is noticed elsewhere
+                        with contextlib.suppress(OSError):  # it has ended, which `watch` notices
                             other.connection.send(content)
                 elif kind == "replaced":
                     self.replaced += content
-                elif kind == "taken":
+                elif kind == "folder":
                     worker.folder = content
-                    self.job.spec.folder.root = content  # an automatic name may have got a number
+                    self.spec.folder.root = content  # an automatic name may have got a number
                 elif kind == "ended":
-                    worker.recorded, worker.exit_code = True, content
+                    worker.ended, worker.exit_code = True, content
                 else:
                     worker.errors.append((kind, content))
-        except (EOFError, OSError):  # it has gone; its exit code is what is left of it
+        except (EOFError, OSError):  # it has ended; its exit code says how
             worker.connection.close()
 
-    def _pass_memory(self, worker: Worker) -> None:
+    def _pass_memory(self, worker: WorkerHandle) -> None:
         assert self.memory is not None
-        with contextlib.suppress(OSError):  # it has gone, which is noticed elsewhere
+        with contextlib.suppress(OSError):  # it has ended, which `watch` notices
             reduction.send_handle(worker.connection, self.memory, worker.process.pid)
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """Kill the workers that are left, and release the shared memory."""
         for worker in self.workers:
-            worker.end()
+            end_child(worker.process, worker.connection)
         if self.memory is not None:
             os.close(self.memory)
 
     def conclude(self, stop: StopSignal) -> int:
-        """What the run came to: its exit code, or the error of the worker that failed first."""
+        """Return the exit code of the run. Raises UsageError or RunError if a worker failed."""
         kind, message = self._first_error()
         if kind == "usage":
             raise UsageError(message)
@@ -284,12 +294,13 @@ class Supervisor:
             if first.folder is not None:
                 write_failed_record(RunFolder(first.folder, self.config), self.config)
             raise RunError(message)
-        if stop.received and not first.recorded:
+        if stop.received and not first.ended:
             return 128 + stop.number  # stopped before the run began
         return first.exit_code
 
     def _first_error(self) -> tuple[str | None, str]:
-        """The cause of a failure: what a worker said of itself, or how it ended, comes before lost peers."""
+        """Return the kind and message of the failure that caused the others, by the order of KINDS; None and
+        "" without one."""
         failures = [
             (rank, failure)
             for rank, worker in enumerate(self.workers)
@@ -302,54 +313,47 @@ class Supervisor:
         return kind, text if kind in ("usage", "peer") else text + self._replacements(rank)
 
     def _replacements(self, rank: int) -> str:
+        """Say in an actor's error how many actors had been replaced before."""
         if not self.replaced or not self._acts(rank):
             return ""
         return f"; {self.replaced} actors had been replaced before (impala.max_actor_restarts)"
 
 
-# Failures, the causes before their consequences: wrong input, an error of the program, one of the run, a
-# process that ended without a word, one that lost the others.
+# Kinds of failures, causes before consequences: wrong input, an error of the program, an error of the run, a
+# process that ended without a report, a process that lost the others.
 KINDS = ("usage", "fault", "run", "end", "peer")
 
 
 @dataclass
-class Worker:
-    """A process, the connection to it, and what it said."""
+class WorkerHandle:
+    """A worker as its supervisor sees it: the process, the connection to it, and what it reported."""
 
     process: Any
     connection: Connection
     errors: list[tuple[str, str]] = field(default_factory=list)
-    """(kind, message) of what it reported: usage, run, peer or fault."""
+    """The (kind, message) of each error that it reported, or that the supervisor noted of it."""
     folder: Path | None = None
-    """The folder of the run, once it has taken it; only the first worker of a run does."""
-    recorded: bool = False
-    """Whether it came to the end of its work; the first worker has then left the record of the run."""
+    """The folder of the run, once the run has taken it; only rank 0 reports it."""
+    ended: bool = False
+    """Whether it reported the end of its work; rank 0 has then written the record of the run."""
     exit_code: int = 0
-    """What the run came to, as this worker sees it."""
+    """The run's exit code as this worker reported it."""
 
     def failure(self) -> tuple[str, str] | None:
-        """(kind, message) of the cause of its end, if it did not end well.
+        """Return the (kind, message) of the cause of its failure; None if it did not fail.
 
-        What it said of itself comes before how it ended, and before lost peers.
+        Errors that it reported come before the exit code of the process, and lost peers come last.
         """
         found = dict(reversed(self.errors))
         code = self.process.exitcode
-        if code and not found and not (code == -signal.SIGKILL and self.recorded):
+        if code and not found and not (code == -signal.SIGKILL and self.ended):
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             found["end"] = f"was {how}" if code < 0 else how
         return next(((kind, found[kind]) for kind in KINDS if kind in found), None)
 
-    def end(self) -> None:
-        """Leave nothing of it behind."""
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-        with contextlib.suppress(OSError):
-            self.connection.close()
-
 
 def describe(name: str, kind: str, message: str) -> str:
-    """A failure of the worker `name` in one line."""
-    if kind in ("usage", "peer"):  # which say themselves whom they are about
+    """Describe a failure of the worker `name` in one line."""
+    if kind in ("usage", "peer"):  # these messages name a process where that matters
         return message
     return f"{name} {message}" if kind == "end" else f"{name}: {message}"

@@ -1,4 +1,4 @@
-"""Who has which slot: unrolls are given out to actors and taken back, complete, in the same order."""
+"""Hand out slots to actors, and take the written unrolls back as batches, in the same order."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from itertools import islice
 
 import numpy as np
 
-from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_store import UnrollStore
-from rlcb.parallel.worker import Link
+from rlcb.parallel.worker_context import SupervisedContext
 
-POLL_SECONDS = 0.1  # how often who waits for an unroll looks whether the run goes on
-SETTLE_SECONDS = 0.05
+POLL_SECONDS = 0.1  # between two looks whether the run still goes on, while waiting for an unroll
+SETTLE_SECONDS = 0.05  # between two looks whether actors have said which slot they took
 
 
 class Batches:
-    """The learner's side of the two queues.
+    """The learner's side of the two queues of slots. Used by the first learner of a node.
 
-    An unroll may be older than the parameters that learn from it by `impala.max_policy_lag` updates at most,
-    and no bookkeeping enforces that: there are max_policy_lag + 1 batches of slots, learned from in the order
-    in which they are given out. So a slot that is given out after update u belongs to update
+    An unroll may be at most `impala.max_policy_lag` updates older than the parameters that learn from it. No
+    bookkeeping enforces that: there are max_policy_lag + 1 batches of slots, and they are learned from in the
+    order in which they were handed out. So a slot handed out after update u belongs to update
     u + max_policy_lag + 1 at the latest.
     """
 
     def __init__(
         self,
         store: UnrollStore,
-        queues: tuple[SlotQueue, ...],
-        batch_size: int,
-        link: Link,
+        context: SupervisedContext,
         heartbeat: Callable[[], None],
+        batch_size: int,
         check_unwritten: bool,
     ) -> None:
-        """`queues` are the one of slots that actors may take and the one of slots that they have written;
-        `batch_size` counts unrolls."""
+        """`batch_size` counts unrolls. `heartbeat` is called while waiting; what it raises ends the wait.
+        With `check_unwritten`, a cell that an actor did not write is an error."""
+        assert context.queues is not None
         self.store = store
-        self.free, self.full = queues
-        self.batch_size = batch_size
-        self.link = link
+        self.context = context
+        self.free, self.full = context.queues
         self.heartbeat = heartbeat
+        self.batch_size = batch_size
         self.check_unwritten = check_unwritten
         self.given: deque[int] = deque()
-        """The slots that actors have or may take, in order."""
+        """Slots that are handed out, oldest first."""
         self.complete: set[int] = set()
-        """Those of them that are written."""
+        """Slots of `given` that are written."""
         self.generations = np.ones(store.size.actors, np.int64)
+        """How many processes each actor has been so far."""
         self.replaced = 0
-        """Actors that took the place of one that died."""
+        """Actors that replaced one that died."""
 
     def give_out(self, slots: Iterable[int]) -> None:
-        """Let actors write these slots, which are learned from in this order."""
+        """Hand out slots for actors to write. The learner takes them back in this order."""
         for slot in slots:
             if self.check_unwritten:
                 self.store.fill_with_sentinel(slot)
@@ -62,11 +62,11 @@ class Batches:
             self.free.put(slot)
 
     def take(self) -> list[int]:
-        """Wait until the slots that were given out first are written, a batch of them, and take them back.
+        """Wait until the oldest `batch_size` slots are written; take them back and return them.
 
-        They come in the order of their actors, and those of one actor in the order of time.
+        They are sorted by time and then by actor. Raises RunError if a cell was not written (see __init__).
         """
-        with self.link.wait_for_others():
+        with self.context.wait_for_others():
             while not all(slot in self.complete for slot in islice(self.given, self.batch_size)):
                 self.heartbeat()
                 self._reclaim()
@@ -80,28 +80,28 @@ class Batches:
         return sorted(batch, key=lambda slot: (self.store.number[slot], self.store.actor_of(slot)))
 
     def _reclaim(self) -> None:
-        """Give out again what an actor had taken that died, and count it."""
+        """After an actor died: count it, and hand out again the slots that it had taken."""
         actors = self.store.size.actors
-        now = np.array(self.link.heartbeats.generations[-actors:])
+        now = np.array(self.context.heartbeats.generations[-actors:])
         if (now == self.generations).all():
             return
         self.replaced += int((now - self.generations).sum())
         self.generations = now
-        self.complete.update(self.full.drain())  # what it wrote to the end counts
+        self.complete.update(self.full.drain())  # an unroll that it completed counts
         queued = self.free.drain()
         self._settle()
-        living = 1 + np.arange(actors) + actors * (now - 1)
+        living = self.store.owner_id(np.arange(actors), now - 1)
         lost = [
             slot
             for slot in self.given
             if slot not in self.complete and slot not in queued and self.store.owner[slot] not in living
         ]
-        for slot in [*lost, *queued]:  # in the order in which they are due
+        for slot in [*lost, *queued]:  # the oldest first
             self.store.owner[slot] = 0
             self.free.put(slot)
 
     def _settle(self) -> None:
-        """Wait until every actor that may just have taken a slot has put its name to it."""
+        """Wait until every actor that may just have taken a slot has written its name to it."""
         before = self.store.claims.copy()
         while ((before % 2 == 1) & (self.store.claims == before)).any():
             self.heartbeat()

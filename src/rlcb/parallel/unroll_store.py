@@ -1,4 +1,8 @@
-"""Unrolls in shared memory: actors write them, learners learn from them, and each lies in a slot."""
+"""The unrolls of IMPALA in shared memory. Each lies in a slot: an actor writes it, the learner reads it.
+
+T is training.n_steps, E the environments of an actor, S the number of slots. All slots together are one
+time-major rollout [T, S * E, ...]; slot s is its columns s * E to (s + 1) * E.
+"""
 
 from __future__ import annotations
 
@@ -17,33 +21,34 @@ from rlcb.rl.rollout_buffer import RolloutBuffer, rollout_bytes
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PHASES
 
-ABSURD_FRAME = 0xA5
-ABSURD_ACTION = -(2**40)
+SENTINEL_PIXEL = 0xA5  # a whole frame of them is unwritten
+SENTINEL_ACTION = -(2**40)
 
 
 @dataclass(frozen=True)
 class StoreSize:
-    """How many slots and actors there are, and how large an unroll is: n_steps of num_envs environments."""
+    """The size of a node's store."""
 
     slots: int
     actors: int
     n_steps: int
+    """T, the steps of an unroll."""
     num_envs: int
+    """E, the environments of an unroll."""
     spaces: Spaces
 
 
 def header_layout(size: StoreSize) -> Layout:
-    """What is known of every slot and of every actor, beside the unrolls."""
+    """The arrays beside the unrolls: what is known of every slot and every actor."""
     integers, doubles = np.dtype(np.int64), np.dtype(np.float64)
     observation = np.dtype(size.spaces.observation_dtype)
     samples = size.n_steps * size.num_envs
     shape = size.spaces.observation_shape
     return {
-        # The process that writes or wrote the slot: 1 + actor + actors * generation; 0 before one has it.
-        "owner": ((size.slots,), integers),
-        "version": ((size.slots,), integers),  # of the parameters that acted
-        "number": ((size.slots,), integers),  # of the unroll, by actor
-        "fresh": ((size.slots,), np.dtype(np.bool_)),  # whether its environments were begun anew before it
+        "owner": ((size.slots,), integers),  # `owner_id` of the actor that took it; 0: none has
+        "version": ((size.slots,), integers),  # of the parameters that acted: the number of updates
+        "number": ((size.slots,), integers),  # of the unroll, counted by actor
+        "fresh": ((size.slots,), np.dtype(np.bool_)),  # whether its environments were reset before it
         "last_observations": ((size.slots, size.num_envs, *shape), observation),  # after the last step
         "num_episodes": ((size.slots,), integers),
         "episodes": ((size.slots, samples, len(Episode._fields)), doubles),
@@ -56,12 +61,16 @@ def header_layout(size: StoreSize) -> Layout:
 
 
 def store_bytes(size: StoreSize) -> int:
+    """Bytes of shared memory that an UnrollStore needs."""
     rollout = rollout_bytes(size.n_steps, size.slots * size.num_envs, size.spaces)
     return layout_bytes(header_layout(size)) + rollout
 
 
 class UnrollStore:
-    """All slots as the columns of one time-major rollout, so that any set of them is a set of columns."""
+    """The slots of a node, and what is known of them (`header_layout`). Used by its actors and learners.
+
+    Since the slots are columns of one rollout, a batch is a set of columns and is never copied.
+    """
 
     owner: NDArray[np.int64]
     version: NDArray[np.int64]
@@ -77,7 +86,7 @@ class UnrollStore:
     finished: NDArray[np.int64]
 
     def __init__(self, size: StoreSize, memory: Any) -> None:
-        """`memory` is a writable buffer of `store_bytes`, zeros at first."""
+        """`memory` is a writable buffer of `store_bytes(size)` bytes, zeros at first."""
         self.size = size
         header = header_layout(size)
         for name, array in views(header, memory).items():
@@ -86,30 +95,37 @@ class UnrollStore:
         self.rollout = RolloutBuffer(size.n_steps, size.slots * size.num_envs, size.spaces, rest)
 
     def unroll(self, slot: int) -> RolloutBuffer:
-        """A slot's own columns."""
+        """The unroll in a slot, as a view: observations [T, E, ...], the other arrays [T, E]."""
         return self.rollout.columns(slot * self.size.num_envs, self.size.num_envs)
 
     def columns(self, slots: Sequence[int]) -> NDArray[np.int64]:
-        """The numbers of the columns of some slots, slot after slot."""
+        """The columns (len(slots) * E,) of some slots in `rollout`, slot after slot."""
         first = np.asarray(slots, np.int64)[:, None] * self.size.num_envs
         return (first + np.arange(self.size.num_envs)).reshape(-1)
 
+    def owner_id(self, actor: Any, generation: Any) -> Any:
+        """The number, above 0, that an actor process writes into `owner`. Arguments may be arrays."""
+        return 1 + actor + self.size.actors * generation
+
     def actor_of(self, slot: int) -> int:
+        """The number of the actor that wrote a slot, whatever its generation."""
         return (int(self.owner[slot]) - 1) % self.size.actors
 
     def write_episodes(self, slot: int, episodes: list[Episode]) -> None:
+        """Store the episodes that ended in a slot's unroll."""
         if episodes:
             self.episodes[slot, : len(episodes)] = episodes
         self.num_episodes[slot] = len(episodes)
 
     def read_episodes(self, slot: int) -> list[Episode]:
+        """The episodes that ended in a slot's unroll."""
         rows = self.episodes[slot, : int(self.num_episodes[slot])].tolist()
         return [Episode(int(step), int(env), reward, int(length)) for step, env, reward, length in rows]
 
     def episodes_of(self, slots: Sequence[int]) -> list[Episode]:
-        """The episodes that ended in a batch, whose slots are in the order of time.
+        """The episodes that ended in a batch, whose slots are sorted by time.
 
-        Several unrolls may be of one actor, so steps are counted from its first one in the batch on.
+        A batch may hold several unrolls of an actor: steps count from the start of its first one.
         """
         episodes: list[Episode] = []
         unrolls: Counter[int] = Counter()
@@ -120,24 +136,24 @@ class UnrollStore:
         return episodes
 
     def fill_with_sentinel(self, slot: int) -> None:
-        """Make every cell of an unroll one that no actor writes."""
+        """Fill an unroll with values that no actor writes, so that unwritten cells show."""
         part = self.unroll(slot)
         for array in (part.observations, self.last_observations[slot]):
-            array[...] = ABSURD_FRAME if array.dtype == np.uint8 else np.nan
-        part.actions[...] = ABSURD_ACTION
+            array[...] = SENTINEL_PIXEL if array.dtype == np.uint8 else np.nan
+        part.actions[...] = SENTINEL_ACTION
         for floats in (part.log_probs, part.values, part.bootstrap_values, part.rewards):
             floats[...] = np.nan
 
     def require_written(self, slot: int) -> None:
         """Raise RunError if a cell of an unroll is still what `fill_with_sentinel` wrote."""
         part = self.unroll(slot)
-        unwritten = part.actions == ABSURD_ACTION
+        unwritten = part.actions == SENTINEL_ACTION
         for floats in (part.log_probs, part.values, part.bootstrap_values, part.rewards):
             unwritten |= np.isnan(floats)
         frames = part.observations.reshape(*part.actions.shape, -1)
-        absurd = frames == ABSURD_FRAME if frames.dtype == np.uint8 else np.isnan(frames)
-        unwritten |= absurd.all(-1)
+        sentinel = frames == SENTINEL_PIXEL if frames.dtype == np.uint8 else np.isnan(frames)
+        unwritten |= sentinel.all(-1)
         last = self.last_observations[slot].reshape(self.size.num_envs, -1)
-        absurd = last == ABSURD_FRAME if last.dtype == np.uint8 else np.isnan(last)
-        if unwritten.any() or absurd.all(-1).any():
+        sentinel = last == SENTINEL_PIXEL if last.dtype == np.uint8 else np.isnan(last)
+        if unwritten.any() or sentinel.all(-1).any():
             raise RunError(f"slot {slot} has cells that its actor did not write")

@@ -18,8 +18,7 @@ from typing import Any
 
 from rlcb import cpu
 from rlcb.errors import RunError, UsageError
-from rlcb.processes.child_process import start_child
-from rlcb.processes.signals import StopSignal
+from rlcb.processes.child_process import end_child, enter_child, start_child
 
 ANSWER_SECONDS = 120.0
 POLL_SECONDS = 0.1
@@ -57,12 +56,9 @@ class Measurers:
         resource_tracker.ensure_running()  # starting it unblocks SIGINT and SIGTERM
         try:
             for _ in range(self.count):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=serve, args=(*self.setup, theirs), daemon=True)
-                start_child(process)
-                theirs.close()
+                process, connection = start_child(context, serve, *self.setup)
                 self.processes.append(process)
-                self.connections.append(ours)
+                self.connections.append(connection)
         except BaseException:
             self._end()
             raise
@@ -74,11 +70,8 @@ class Measurers:
         self._end()
 
     def _end(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.join()
-        for connection in self.connections:
-            connection.close()
+        for process, connection in zip(self.processes, self.connections, strict=True):
+            end_child(process, connection)
 
     def ask(self, name: str, *arguments: Any, count: int | None = None) -> list[Any]:
         """What the first `count` processes (all by default) answer to bench.`name`(*arguments), all at the
@@ -123,9 +116,9 @@ class Measurers:
         return RunError(text + self.advice)
 
 
-def serve(bench: str, arguments: tuple[Any, ...], tune_allocator: bool, connection: Connection) -> None:
+def serve(connection: Connection, bench: str, arguments: tuple[Any, ...], tune_allocator: bool) -> None:
     """The body of a process that measures: it answers until the process that asks is gone."""
-    StopSignal.ignore()
+    enter_child()
     if tune_allocator:
         cpu.tune_allocator()
     cpu.set_thread_environment(1)

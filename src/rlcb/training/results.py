@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from rlcb.config.config import Config
@@ -18,6 +17,8 @@ from rlcb.rl.statistics import EpisodeStatistics
 from rlcb.software import describe_software
 from rlcb.training.metrics_writer import sound_rows, write_columns
 from rlcb.training.run_folder import RunFolder
+from rlcb.training.run_spec import RunSpec
+from rlcb.training.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
@@ -87,20 +88,19 @@ def write_failed_record(folder: RunFolder, config: Config) -> None:
 
 
 @contextlib.contextmanager
-def failure_recorded(folder: RunFolder, config: Config) -> Iterator[list[Path]]:
+def failure_recorded(spec: RunSpec, context: WorkerContext) -> Iterator[None]:
     """Write a record if the run inside this context manager fails without writing one.
 
-    Yields an empty list, to which the caller appends the folder once the run has locked it. Before that,
-    the folder may belong to another run, and no record is written.
+    Before the run has locked its folder (`context.folder`), the folder may belong to another run, and no
+    record is written.
     """
-    locked: list[Path] = []
     try:
-        yield locked
+        yield
     except Interrupted:
         raise
     except BaseException:
-        if locked:
-            write_failed_record(folder, config)
+        if context.folder is not None:
+            write_failed_record(spec.folder, spec.config)
         raise
 
 

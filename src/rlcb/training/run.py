@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from rlcb import cpu
 from rlcb.config.budget import Budget
 from rlcb.config.config import Config
 from rlcb.errors import Interrupted, PeerLost
-from rlcb.processes.shared_memory import map_shared, open_rollout
 from rlcb.processes.signals import StopSignal
 from rlcb.rl.communicator import Communicator
 from rlcb.training.base import LearningProcess
@@ -31,6 +28,7 @@ from rlcb.training.results import failure_recorded
 from rlcb.training.run_folder import config_of_checkpoint, require_same_run
 from rlcb.training.run_spec import RunSpec
 from rlcb.training.trainer import Trainer
+from rlcb.training.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
@@ -46,56 +44,43 @@ def learning_rate_of(config: Config, budget: Budget, updates: int, elapsed: floa
     return training.learning_rate * (1 - min(budget.share_used(updates, elapsed), LAST_SHARE))
 
 
-@dataclass(frozen=True)
-class Process:
-    """What a process of a run is given by whoever started it. The defaults are those of a run of one
-    process."""
+def train(
+    spec: RunSpec,
+    context: WorkerContext | None = None,
+    communicator: Communicator | None = None,
+    make_trainer: Callable[..., LearningProcess] = Trainer,
+) -> int:
+    """Train until the budget ends or a signal comes; return the exit code. Every process of a run calls it.
 
-    communicator: Communicator = field(default_factory=Communicator)
-    check_stop: Callable[[], None] = lambda: None
-    """Raises Interrupted once the run is to stop; called between environment steps and between
-    microbatches."""
-    rollout_memory: Callable[[int], Any] | None = None
-    """Gives memory, of a size in bytes, that all processes of the run share; None: the rollout is private."""
-    make_trainer: Callable[..., LearningProcess] = Trainer
-    root_process: int = field(default_factory=os.getpid)
-    asked_to_stop: Callable[[], int] = lambda: 0
-    """The number of the signal that asks the run to stop at its next update boundary, 0 without one."""
-    on_taken: Callable[[Path], None] = lambda root: None
-    """Told, in the main process, the folder that the run has taken: from then on it needs a record."""
-
-
-def train(spec: RunSpec, process: Process | None = None) -> int:
-    """Train until the budget ends or a signal comes; returns the exit code. Every process of a run calls it.
-
-    Raises UsageError before anything is written, and RunError when the run fails later; its record then says
-    so.
+    The defaults are a run of one process. Raises UsageError before anything is written, and RunError when the
+    run fails later; its record then says so.
     """
-    process = process or Process()
-    config, folder, communicator = spec.config, spec.folder, process.communicator
+    context, communicator = context or WorkerContext(), communicator or Communicator()
+    config, folder = spec.config, spec.folder
     cpu.set_torch_threads(spec.num_threads)
     clock, budget = Clock(), Budget.of(config)
     recorder: Recorder | None = None
 
     def heartbeat() -> None:
-        process.check_stop()
+        context.check()
         if recorder is not None:
             recorder.progress.refresh(clock.elapsed())
 
-    trainer = process.make_trainer(config, communicator, spec.num_threads, heartbeat, process.rollout_memory)
+    memory = partial(context.shared_memory, config.parallel)
+    trainer = make_trainer(config, communicator, spec.num_threads, heartbeat, memory)
     with contextlib.closing(folder), contextlib.closing(trainer):
         checkpoint = prepare(spec, trainer)
         if communicator.is_main:
-            process.on_taken(folder.root)
+            context.report_folder(folder.root)
         if checkpoint is not None:
             clock.before = checkpoint["elapsed_seconds"]
             clock.update_seconds = checkpoint.get("update_seconds", 0.0)  # older ones do not say it
         trainer.exchange([])
         if communicator.is_main:
             print_settings(config, budget, trainer.facts(), folder.root)
-            recorder = Recorder(config, folder, trainer, clock, checkpoint, process.root_process)
+            recorder = Recorder(config, folder, trainer, clock, checkpoint, context.root_process)
         try:
-            interruption = run_until_done(spec, trainer, recorder, clock, budget, process)
+            interruption = run_until_done(spec, trainer, recorder, clock, budget, context)
             if recorder is not None and interruption is None:
                 recorder.finish("completed", recorder.save("final"))
             elif recorder is not None:
@@ -138,17 +123,17 @@ def run_until_done(
     recorder: Recorder | None,
     clock: Clock,
     budget: Budget,
-    process: Process,
+    context: WorkerContext,
 ) -> Interrupted | None:
     """Make updates until the budget ends or the run is interrupted; return the interruption, if any."""
     try:
-        signal_number = make_updates(spec, trainer, recorder, clock, budget, process)
+        signal_number = make_updates(spec, trainer, recorder, clock, budget, context)
         return Interrupted(signal_number) if signal_number else None
     except Interrupted as interruption:
         return interruption
     except PeerLost:  # when a run is stopped, others may leave first
         try:
-            process.check_stop()
+            context.check()
         except Interrupted as interruption:
             return interruption
         raise
@@ -160,7 +145,7 @@ def make_updates(
     recorder: Recorder | None,
     clock: Clock,
     budget: Budget,
-    process: Process,
+    context: WorkerContext,
 ) -> int:
     """Make updates until the budget ends or a stop signal arrives; return the signal's number, or 0.
 
@@ -184,7 +169,7 @@ def make_updates(
             update = trainer.iterate(learning_rate)
         if recorder is not None:
             recorder.after_update(update, learning_rate)
-        now, signal_number = trainer.communicator.boundary(clock.elapsed(), process.asked_to_stop())
+        now, signal_number = trainer.communicator.boundary(clock.elapsed(), context.stop_requested())
         elapsed, clock.update_seconds = now, now - elapsed
         taken = elapsed if trainer.take_state else taken
         if signal_number:
@@ -201,12 +186,7 @@ def make_updates(
 
 def train_in_one_process(spec: RunSpec) -> int:
     """Train in this process, the sequential mode, and stop at a signal. Returns the exit code."""
-    parallel = spec.config.parallel
-
-    def rollout_memory(size: int) -> Any:
-        return map_shared(open_rollout(parallel, size))
-
-    memory = None if parallel.buffer == "auto" else rollout_memory
-    with StopSignal() as stop, failure_recorded(spec.folder, spec.config) as taken:
-        process = Process(check_stop=stop.check, rollout_memory=memory, on_taken=taken.append)
-        return train(spec, process)
+    with StopSignal() as stop:
+        context = WorkerContext(stop=stop)
+        with failure_recorded(spec, context):
+            return train(spec, context)
