@@ -1,4 +1,4 @@
-"""The levels that an evaluation plays: those trained on, unseen ones behind them, or all."""
+"""Choose the levels that an evaluation plays: the training levels, unseen test levels, or all levels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHOICES = ("train", "test", "both")
 
 @dataclass(frozen=True)
 class LevelSplit:
-    """A set of levels under a name; `first` and `last` are None where levels have no numbers."""
+    """A named set of levels; `first` and `last` are None for environments without numbered levels."""
 
     name: str
     """train, test or full."""
@@ -28,11 +28,13 @@ class LevelSplit:
     """The levels in words."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the levels as a dictionary for JSON files."""
         count = None if self.first is None or self.last is None else self.last - self.first + 1
         return {"first": self.first, "last": self.last, "count": count, "description": self.text}
 
 
 def describe_levels(env: EnvConfig) -> str:
+    """Return the levels of a Procgen configuration in words, such as `levels 0 to 199`."""
     if env.distribution_mode == "exploration":
         return "the one exploration level"
     if env.num_levels == 0:
@@ -41,7 +43,7 @@ def describe_levels(env: EnvConfig) -> str:
 
 
 def env_config(data: dict[str, Any]) -> EnvConfig:
-    """Validate the settings of an environment. Raises UsageError."""
+    """Return validated settings of an environment. Raises UsageError if they are invalid."""
     try:
         return EnvConfig.model_validate(data)
     except ValidationError as error:
@@ -49,10 +51,11 @@ def env_config(data: dict[str, Any]) -> EnvConfig:
 
 
 def evaluated_env(trained: EnvConfig | None, env_id: str | None) -> EnvConfig:
-    """The environment to evaluate in: `env_id` if given, with the trained settings where they mean the same.
+    """Return the environment to evaluate in: `env_id`, or else the environment of the training.
 
-    Another Procgen game keeps the mode, the level numbers and Procgen's options. Without training levels a
-    game has all of its levels. Raises UsageError for an impossible combination.
+    From one Procgen game to another, the training's mode, level numbers and Procgen options are kept. A game
+    without training levels gets all of its levels. Raises UsageError if neither argument is given or the
+    settings are invalid.
     """
     if trained is None and env_id is None:
         raise UsageError("without a checkpoint --env must name the environment")
@@ -68,11 +71,11 @@ def evaluated_env(trained: EnvConfig | None, env_id: str | None) -> EnvConfig:
 
 
 def splits_of(trained: EnvConfig | None, env: EnvConfig, requested: str | None) -> list[LevelSplit]:
-    """The splits to evaluate: `requested` (train, test or both), by default both if training had a limited
-    set of levels, else the full distribution.
+    """Return the splits to evaluate: `requested` (train, test or both) or a default.
 
-    `trained` is the environment of the training, None if there was none. Test levels begin right after the
-    trained ones, so the two sets never overlap. Raises UsageError if what is requested does not exist.
+    The default is both if training had a limited set of levels, else the full distribution. `trained` is the
+    environment of the training, None if there was none. Test levels start right after the training levels,
+    so the two sets never overlap. Raises UsageError if a requested split does not exist.
     """
     if procgen_game(env.id) is None:
         if requested is not None:
@@ -91,29 +94,31 @@ def splits_of(trained: EnvConfig | None, env: EnvConfig, requested: str | None) 
             raise UsageError(f"--split {requested}: there are no unseen levels, as {reason}")
         return [_split(requested or "full", env)]
     first = env.start_level + (env.num_levels or 0)
-    # Procgen ignores start_level when num_levels is 0, so the number of the remaining levels is spelled out.
+    # Procgen ignores start_level if num_levels is 0, so num_levels is set to the number of levels left.
     unseen = env_config({**env.model_dump(), "start_level": first, "num_levels": MAX_LEVEL - first})
     splits = [_split("train", env), _split("test", unseen)]
     return [split for split in splits if requested in (None, "both", split.name)]
 
 
 def _why_no_test_levels(env: EnvConfig) -> str | None:
+    """Return why no unseen levels are left after training, or None if there are some."""
     if env.distribution_mode == "exploration":
         return "distribution_mode exploration has one level"
     if env.procgen.use_sequential_levels:
-        return "with use_sequential_levels an episode goes on from its first level into any other"
+        return "with use_sequential_levels an episode continues from its first level into any other"
     if env.num_levels == 0:
         return f"training had all levels from {env.start_level} on"
     if env.start_level + (env.num_levels or 0) >= MAX_LEVEL:
-        return "the training levels reach to the last one"
+        return "the training levels include the last one"
     return None
 
 
 def _split(name: str, env: EnvConfig) -> LevelSplit:
+    """Return all levels of a Procgen configuration as a split."""
     if env.distribution_mode == "exploration":
         return LevelSplit(name, env, None, None, describe_levels(env))
     last = env.start_level + env.num_levels - 1 if env.num_levels else MAX_LEVEL - 1
     text = describe_levels(env)
     if env.procgen.use_sequential_levels:
-        text = f"episodes that begin in {text} and go on into others"
+        text = f"episodes that start in {text} and continue into others"
     return LevelSplit(name, env, env.start_level, last, text)

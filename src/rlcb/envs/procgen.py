@@ -16,27 +16,28 @@ from rlcb.config.games import MAX_LEVEL
 from rlcb.config.settings import EnvConfig
 from rlcb.seeding import environment_seeds
 
-with contextlib.redirect_stderr(
-    io.StringIO()
-):  # gym's notice that it is unmaintained, printed on every import
+with contextlib.redirect_stderr(io.StringIO()):  # importing gym prints that it is unmaintained
     from procgen import ProcgenGym3Env
 
 NUM_ACTIONS = 15
 IMAGE_SHAPE = (64, 64, 3)
-RESET_ACTION = -1  # Procgen's own: act as if no key were pressed, then end the episode
+RESET_ACTION = -1  # makes Procgen step without a key pressed, then end the episode
 
 
 def load_pictures() -> None:
-    """Have Procgen decode its pictures, which it does once, before it makes its first environment.
+    """Decode Procgen's pictures, which it does once per process, so that forks of this process share them.
 
-    Forks of this process share them. No native threads are made: in a fork they would be missing.
+    Makes no native threads, because forks would not have them.
     """
     ProcgenGym3Env(num=1, env_name="coinrun", num_threads=0).close()
 
 
 def level_options(config: EnvConfig) -> dict[str, int]:
-    """Procgen's num_levels and start_level. Procgen forgets start_level when num_levels is 0, so it is
-    spelled out."""
+    """Return Procgen's options num_levels and start_level.
+
+    Procgen ignores start_level if num_levels is 0 (all levels), so num_levels is then set to the number of
+    levels from start_level on.
+    """
     if config.distribution_mode == "exploration":
         return {}
     if config.num_levels == 0 and config.start_level > 0:
@@ -45,13 +46,13 @@ def level_options(config: EnvConfig) -> dict[str, int]:
 
 
 class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[Any]]):
-    """Groups of environments, each stepped natively in one call; same-step autoreset.
+    """Groups of Procgen environments as a vector environment with same-step autoreset.
 
-    Observations are uint8 (N, 64, 64, 3), rewards float32 (N,). Procgen reports a time-out as a termination
-    and never shows the last frame of an episode. With `num_threads` above 0 each group has that many native
-    threads and all groups step at once; with 0 they step one after another in the calling thread.
-    `max_episode_steps` ends an episode as truncated (without its final frame, so for evaluation, not for
-    training).
+    Each group steps in one native call. Observations are uint8 (N, 64, 64, 3), rewards float32 (N,). Procgen
+    reports a time-out as a termination and never shows the last frame of an episode. With `num_threads` > 0
+    each group has that many native threads and all groups step at once; with 0 they step one after another
+    in the calling thread. `max_episode_steps` truncates episodes; their final frames are missing, so it is
+    for evaluation only.
     """
 
     def __init__(
@@ -91,26 +92,28 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
         self._build(group_seeds)
 
     def _build(self, group_seeds: Sequence[int]) -> None:
+        """Replace all groups by new ones with these seeds."""
         self._close_groups()
         self._groups = [
             ProcgenGym3Env(num=self.group_size, rand_seed=seed, **self._options) for seed in group_seeds
         ]
         for group in self._groups:
-            # gym3's own option, which Procgen's constructor does not pass on: `observe` gives its arrays
-            # without copying them, so that a frame is copied once, below.
+            # An option of gym3 that Procgen's constructor lacks: `observe` returns its arrays without a copy.
+            # _observe copies each frame once.
             group._reuse_arrays = True
         self._episode_steps = np.zeros(self.num_envs, np.int64)
         self._fresh = True
 
     def _observe(self) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.bool_]]:
-        """New arrays with the observations, the rewards of the last step, and where an episode began."""
+        """Return new arrays: observations (N, 64, 64, 3), rewards of the last step (N,), and whether each
+        observation is the first of an episode (N,)."""
         observations = np.empty((self.num_envs, *IMAGE_SHAPE), np.uint8)
         rewards = np.empty(self.num_envs, np.float32)
         first = np.empty(self.num_envs, np.bool_)
         for index, group in enumerate(self._groups):
-            own = slice(index * self.group_size, (index + 1) * self.group_size)
-            rewards[own], images, first[own] = group.observe()
-            observations[own] = images["rgb"]
+            envs = slice(index * self.group_size, (index + 1) * self.group_size)
+            rewards[envs], images, first[envs] = group.observe()
+            observations[envs] = images["rgb"]
         return observations, rewards, first
 
     def _act(self, actions: NDArray[Any]) -> None:
@@ -120,7 +123,11 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Begin new episodes. `seed` (one number, or one a group) rebuilds the environments with it."""
+        """Start new episodes and return their first observations (N, 64, 64, 3).
+
+        `seed`, one number or one per group, rebuilds the environments. Raises ValueError for another number
+        of seeds.
+        """
         if seed is not None:
             seeds = (
                 [seed + index for index in range(len(self._groups))] if isinstance(seed, int) else list(seed)
@@ -136,8 +143,8 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8], NDArray[Any], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Step every environment; an environment whose episode ended shows the first frame of its next
-        one."""
+        """Step every environment with its action (N,). After the end of an episode, the observation is the
+        first one of the next episode."""
         self._fresh = False
         actions = np.asarray(actions, np.int32)
         capped = np.zeros(self.num_envs, np.bool_)
@@ -151,25 +158,25 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
         return observations, rewards, first & ~capped, first & capped, {}
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:
-        """Frames (512, 512, 3) of every environment; None unless made with render."""
+        """Return a frame (512, 512, 3) of every environment; None if made without `render`."""
         if self.render_mode is None:
             return None
         return tuple(info["rgb"] for group in self._groups for info in group.get_info())
 
     def level_seeds(self) -> NDArray[np.int64]:
-        """The number of the level that each environment is in."""
+        """Return the number of each environment's level (N,)."""
         return np.array([info["level_seed"] for group in self._groups for info in group.get_info()], np.int64)
 
     def restart(self, group_seeds: Sequence[np.random.SeedSequence]) -> NDArray[np.uint8]:
-        """Begin new episodes from the seeds of groups; returns the first observations."""
+        """Start new episodes with one seed per group; return the first observations."""
         return self.reset(seed=[environment_seeds(group, 1)[0] for group in group_seeds])[0]
 
     def get_state(self) -> list[bytes]:
-        """The whole state of each environment, random streams included: some 40 kB each."""
+        """Return the whole state of each environment with its random streams, about 40 kB each."""
         return [state for group in self._groups for state in group.get_state()]
 
     def set_state(self, states: Sequence[bytes]) -> NDArray[np.uint8]:
-        """Put each environment into a saved state and return the observations there."""
+        """Restore a saved state in each environment and return the observations."""
         for index, group in enumerate(self._groups):
             group.set_state(states[index * self.group_size : (index + 1) * self.group_size])
         self._fresh = False

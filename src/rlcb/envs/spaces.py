@@ -10,15 +10,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Spaces:
-    """What a network has to know of an environment."""
+    """The shapes, dtypes and counts that a network needs to fit an environment."""
 
     observation_shape: tuple[int, ...]
-    """(H, W, C) for images as they lie in memory, (D,) for vectors."""
+    """(H, W, C) for images, in memory order; (D,) for vectors."""
     observation_dtype: str
     num_actions: int
 
     @property
     def is_image(self) -> bool:
+        """Whether observations are images."""
         return len(self.observation_shape) == 3
 
     @property
@@ -27,6 +28,7 @@ class Spaces:
         return tuple(np.roll(self.observation_shape, 1).tolist()) if self.is_image else self.observation_shape
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for a checkpoint."""
         return {
             "observation_shape": list(self.observation_shape),
             "observation_dtype": self.observation_dtype,
@@ -35,4 +37,5 @@ class Spaces:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Spaces:
+        """Return the spaces that `to_dict` saved."""
         return cls(tuple(data["observation_shape"]), data["observation_dtype"], data["num_actions"])

@@ -1,5 +1,4 @@
-"""Saving and restoring Gymnasium environments whose state is plain data, so that a resumed run goes on in
-them."""
+"""Saves and restores Gymnasium environments whose state is plain data, so that runs resume in mid-episode."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 _PLAIN = (type(None), bool, int, float, str)
-# Parts of an environment that do not change while it is stepped.
+# Attributes of these types do not change while an environment steps, so they are not saved.
 _CONSTANT = (
     gymnasium.Space,
     EnvSpec,
@@ -30,10 +29,10 @@ class OpaqueState(Exception):
 
 
 def capture(env: gymnasium.Env[Any, Any]) -> list[dict[str, Any]]:
-    """The attributes of an environment and of its wrappers, outermost first, as plain values.
+    """Return the attributes of an environment and of its wrappers, outermost first, as plain values.
 
-    Numbers, strings, arrays, random generators and containers of these are saved. Raises OpaqueState, which
-    names the attribute, if there is anything else (a physics engine's world, an emulator).
+    Saves numbers, strings, arrays, random generators and containers of them. Raises OpaqueState, naming the
+    attribute, if there is anything else, such as the world of a physics engine or an emulator.
     """
     layers = []
     while True:
@@ -50,8 +49,10 @@ def capture(env: gymnasium.Env[Any, Any]) -> list[dict[str, Any]]:
 
 
 def restore(env: gymnasium.Env[Any, Any], layers: list[dict[str, Any]]) -> None:
-    """Put what `capture` returned into an environment made in the same way. Raises ValueError if it does not
-    fit."""
+    """Restore what `capture` returned in an environment with the same wrappers.
+
+    Raises ValueError if there are more saved layers than wrappers.
+    """
     for index, layer in enumerate(layers):
         if index:
             if not isinstance(env, gymnasium.Wrapper):
@@ -62,6 +63,7 @@ def restore(env: gymnasium.Env[Any, Any], layers: list[dict[str, Any]]) -> None:
 
 
 def _encode(value: Any, name: str) -> Any:
+    """Return a value in the form that JSON can store. Raises OpaqueState with `name` if it has none."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
@@ -76,7 +78,7 @@ def _encode(value: Any, name: str) -> Any:
     if isinstance(value, np.random.Generator):
         bits = value.bit_generator
         return {"kind": "generator", "name": type(bits).__name__, "state": _encode(bits.state, name)}
-    # Exact types only: a subclass (a named tuple, an enumeration) would not come back as what it was.
+    # Exact types only: a subclass, such as a named tuple, would not be restored as that subclass.
     if type(value) in (list, tuple):
         return {"kind": type(value).__name__, "items": [_encode(item, name) for item in value]}
     if type(value) is deque:
@@ -90,6 +92,7 @@ def _encode(value: Any, name: str) -> Any:
 
 
 def _decode(value: Any) -> Any:
+    """Return the value that `_encode` encoded."""
     if not isinstance(value, dict):
         return value
     kind = value["kind"]

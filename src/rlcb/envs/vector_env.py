@@ -1,4 +1,4 @@
-"""One way to make environments, whatever their kind: always a gymnasium.vector.VectorEnv."""
+"""Makes environments of every kind, Procgen or Gymnasium, as one gymnasium.vector.VectorEnv."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def make_vector_env(
     render: bool = False,
     max_episode_steps: int | None = None,
 ) -> ProcgenVectorEnv | GymnasiumVectorEnv:
-    """Make len(group_seeds) * group_size environments; environments of a group draw from that group's seed.
+    """Make N = len(group_seeds) * group_size environments; each group is seeded by its own seed.
 
-    Observations come as uint8 or float32: images (N, H, W, C), vectors (N, D). Actions are int64 from 0.
-    Autoreset is same-step; where a step truncates, `infos["final_obs"][i]` is the episode's last observation.
-    Raises UsageError for an unknown id and for spaces that no algorithm here can use.
+    Observations are uint8 or float32: images (N, H, W, C) or vectors (N, D). Actions are int64, counted from
+    0. Autoreset is same-step; if environment i truncates in a step, `infos["final_obs"][i]` is the episode's
+    last observation (Procgen has none). Raises UsageError for an unknown id and for spaces that no algorithm
+    here supports.
     """
     game = procgen_game(config.id)
     if game is not None:
@@ -45,14 +46,17 @@ def make_vector_env(
 
 
 def native_threads(num_threads: int) -> int:
-    """Threads of each environment group in a process of `num_threads`: none beside the only one, else one
-    each."""
+    """Return the native threads per environment group in a process with `num_threads` threads.
+
+    0 means that the process's only thread steps all groups itself.
+    """
     return 0 if num_threads == 1 else 1
 
 
 def _make_gymnasium(
     config: EnvConfig, num_envs: int, render: bool, max_episode_steps: int | None
 ) -> VectorEnv[Any, Any, Any]:
+    """Return Gymnasium's own vector of `num_envs` environments. Raises UsageError if it cannot be made."""
     kwargs = dict(config.kwargs)
     env_id = config.id
     if env_id.startswith("gym:"):
@@ -61,7 +65,7 @@ def _make_gymnasium(
         kwargs["env_id"], env_id = env_id.removeprefix("gym:"), "GymV26Environment-v0"
     if render:
         kwargs["render_mode"] = "rgb_array"
-    # A second limit around the environment's own: it must not lift that.
+    # A second limit around the environment's own one, which stays in force.
     cap = None if max_episode_steps is None else [partial(TimeLimit, max_episode_steps=max_episode_steps)]
     try:
         return gymnasium.make_vec(
@@ -72,9 +76,7 @@ def _make_gymnasium(
             wrappers=cap,
             **kwargs,
         )
-    except (
-        Exception
-    ) as error:  # whatever an environment's constructor raises is about the id or its arguments
+    except Exception as error:  # the constructor's errors are about the id or its arguments
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
             f"cannot make environment {config.id!r} ({reason}); env must be a Procgen game "
@@ -83,7 +85,7 @@ def _make_gymnasium(
 
 
 class _Numbered(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Says which environment it was when one raises."""
+    """Adds the number of the environment to every error that it raises."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
         super().__init__(env)
@@ -103,8 +105,7 @@ class _Numbered(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]]):
-    """Gymnasium environments stepped one after another, their observations brought into the layout of this
-    project."""
+    """Gymnasium environments, stepped one after another; observations as `make_vector_env` describes them."""
 
     def __init__(
         self,
@@ -149,6 +150,7 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
         self.render_mode = self._envs.render_mode
 
     def _arrange(self, observations: NDArray[Any]) -> NDArray[Any]:
+        """Return observations with the axes (N, H, W, C) or (N, D), contiguous, as uint8 or float32."""
         if self._axes == "HW":
             observations = observations[..., None]
         elif self._axes == "CHW":
@@ -158,7 +160,10 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[Any], dict[str, Any]]:
-        """Begin new episodes; the first reset uses the seeds that the environments were made with."""
+        """Start new episodes and return their first observations (N, ...).
+
+        Without `seed`, the first reset uses the seeds given to the constructor.
+        """
         if seed is None and self._seeds is not None:
             seed = self._seeds
         self._seeds = None
@@ -179,12 +184,12 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
         return self._envs.render()  # type: ignore[return-value]
 
     def restart(self, group_seeds: Sequence[np.random.SeedSequence]) -> NDArray[Any]:
-        """Begin new episodes from the seeds of groups; returns the first observations."""
+        """Start new episodes with one seed per group; return the first observations."""
         size = self.num_envs // len(group_seeds)
         return self.reset(seed=[seed for group in group_seeds for seed in environment_seeds(group, size)])[0]
 
     def get_state(self) -> list[bytes] | None:
-        """The state of each environment as JSON; None if one holds anything but plain data."""
+        """Return the state of each environment as JSON; None if one holds more than plain data."""
         if not isinstance(self._envs, SyncVectorEnv):
             return None
         try:
@@ -193,8 +198,9 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
             return None
 
     def set_state(self, states: Sequence[bytes]) -> None:
+        """Restore a saved state in each environment."""
         assert isinstance(self._envs, SyncVectorEnv)
-        self._envs.reset()  # builds what a first reset builds; the saved attributes go over it
+        self._envs.reset()  # makes the attributes that only a reset makes; restore overwrites them
         for env, state in zip(self._envs.envs, states, strict=True):
             env_state.restore(env, json.loads(state))
         self._seeds = None
@@ -204,7 +210,10 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
 
 
 def observation_layout(space: gymnasium.Space[Any], env_id: str) -> str:
-    """D for vectors, HWC, CHW or HW for images. Raises UsageError for anything else."""
+    """Return the axes of an observation: D for vectors; HWC, CHW or HW for images.
+
+    Raises UsageError for other spaces.
+    """
     if isinstance(space, gymnasium.spaces.Box):
         shape = space.shape
         if len(shape) == 1:
@@ -220,7 +229,7 @@ def observation_layout(space: gymnasium.Space[Any], env_id: str) -> str:
 
 
 def spaces_of(env: VectorEnv[Any, Any, Any]) -> Spaces:
-    """The spaces that the network is built for."""
+    """Return the spaces of an environment, from which its network is built."""
     observation, action = env.single_observation_space, env.single_action_space
     assert isinstance(action, gymnasium.spaces.Discrete)
     return Spaces(tuple(observation.shape or ()), str(observation.dtype), int(action.n))
