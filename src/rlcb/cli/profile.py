@@ -26,50 +26,51 @@ from rlcb.profiling.request import (
 )
 
 DESCRIPTION = """
-Know your machine: measure, in two to three minutes, what limits training here
-and what share of it this project reaches; recommend workers, actors, threads,
-environments and microbatch. Leave the machine alone meanwhile.
+Know your machine: measure, in two to three minutes, the speed limit of training
+on this machine and the share of it that each algorithm reaches; recommend
+workers, actors, threads, environments and microbatch. Do not use the machine
+for anything else meanwhile.
 """
 
 EXAMPLES = """
 examples:
-  Everything, for the network and game of the configurations:
+  Measure everything, for the network and game of the configurations:
     profile_cpu.py
 
-  The Nature network on starpilot; coinrun's speed as well:
+  Measure the Nature network on starpilot, and the speed of coinrun:
     profile_cpu.py --network nature --env starpilot coinrun
 
   Write the recommendation as a configuration and train with it:
     profile_cpu.py --write config/local_ppo_parallel.yaml
     train_parallel_timed.py --config config/local_ppo_parallel.yaml
 
-  The same from the profile that is there, without measuring again:
+  Write a recommendation from an earlier profile, without measuring:
     profile_cpu.py --reuse --write config/local_impala_parallel.yaml
 
-  Where the time of an update goes, operator by operator:
+  Trace one update and list its operators by time:
     profile_cpu.py --trace ppo_sequential
 
-A profile is a JSON, a text and a picture (the roofline) in profiles/, named by
-machine and network. Training runs look for it there: their
-benchmark_metrics.json then says what share of the limit they reached. One made
-on other hardware, with another torch, network or game is not used.
+A profile is a JSON file, a text and a picture (the roofline) in profiles/, named
+by machine and network. Training runs look for it there and write the share of
+the limit that they reached to benchmark_metrics.json. They ignore a profile of
+other hardware, another torch version, network or game.
 """
 
 
 def add_subject(parser: Parser) -> None:
-    """What the limits and the recommendations are of."""
+    """Add the flags that choose network, environments, algorithms and settings."""
     add = parser.add_argument
     add(
         "--network",
         choices=("impala", "nature"),
-        help="that of the limits (default: as the configurations say)",
+        help="network to measure (default: as in the configurations)",
     )
     add(
         "--env",
         nargs="+",
         metavar="ID",
-        help="the environment of the limits (default: as the configurations say), and others whose speed is "
-        "measured as well, so that their runs know their limit too; all: every Procgen game",
+        help="environment for limits and recommendations (default: as in the configurations), and further "
+        "ones to measure, so that their runs know their limit too; all: every Procgen game",
     )
     add(
         "--algorithms",
@@ -92,24 +93,28 @@ def add_subject(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="any setting of the configurations, for example model.hidden_size=512",
+        help="change any setting of the configurations, for example model.hidden_size=512",
     )
 
 
 def add_efforts(parser: Parser) -> None:
-    """How much is measured, if anything is."""
+    """Add the flags that say how much to measure."""
     effort = parser.add_mutually_exclusive_group()
-    effort.add_argument("--quick", action="store_true", help="measure little: a minute, less exact")
-    effort.add_argument("--thorough", action="store_true", help="everything three times: several minutes")
-    effort.add_argument("--reuse", action="store_true", help="use the profile that is there; measure nothing")
+    effort.add_argument("--quick", action="store_true", help="measure for one minute, less exactly")
+    effort.add_argument(
+        "--thorough", action="store_true", help="measure everything three times, in several minutes"
+    )
+    effort.add_argument("--reuse", action="store_true", help="use an earlier profile; measure nothing")
     effort.add_argument(
         "--trace",
         metavar="NAME",
-        help="trace an update instead, as ppo_sequential: a Chrome trace in profiles/traces/ and a table",
+        help="trace an update instead, for example of ppo_sequential: writes a Chrome trace to "
+        "profiles/traces/ and prints a table",
     )
 
 
 def make_parser() -> Parser:
+    """Return the parser of all flags."""
     parser = Parser(
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -125,20 +130,20 @@ def make_parser() -> Parser:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="write the recommendation for the algorithm and mode that the name ends in, "
-        "as config/local_ppo_parallel.yaml, or that the flags name",
+        help="write the recommendation as a configuration; the algorithm and mode come from the end of the "
+        "file name, as in config/local_ppo_parallel.yaml, or from --algorithms and --modes",
     )
     add("--overwrite", action="store_true", help="let --write replace files")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script; returns its exit code."""
+    """Run the command and return its exit code."""
     return exit_code(lambda: run(make_parser().parse_args(argv)))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what the flags say. Raises UsageError or RunError."""
+    """Measure, reuse or trace as the flags say; return the exit code. Raises UsageError or RunError."""
     folder = arguments.output_dir or profiles_folder()
     with StopSignal(forwards=True) as stop:
         progress = ProfileProgress()
@@ -157,22 +162,22 @@ def run(arguments: argparse.Namespace) -> int:
 def profile_machine(
     arguments: argparse.Namespace, folder: Path, stop: StopSignal, progress: ProfileProgress
 ) -> int:
-    """Returns EXIT_FAILED if a short run failed; everything else is written all the same."""
+    """Write and print a profile; return EXIT_FAILED if a short run failed, else 0."""
     pairs = selected_pairs(arguments)
     configs = configurations(pairs, arguments)
     files, failed = files_to_write(arguments, pairs), False
     envs = environments(configs[pairs[0]], arguments.env)
     if arguments.reuse:
         path, profile = reuse(folder, configs, envs)
-        whence = f"from {path}"
+        source = f"from {path}"
     else:
         effort = EFFORTS["quick" if arguments.quick else "thorough" if arguments.thorough else "normal"]
         profile = measure(configs, envs, effort, folder, stop, progress)
         failed = any(each.reached is None for each in profile.results)
         path = save(profile, configs, folder)
-        whence = f"written to {path}, with .txt and .png beside it"
+        source = f"written to {path}, with .txt and .png beside it"
     progress.close()
-    print(f"{describe_profile(profile, configs)}\n{whence}")
+    print(f"{describe_profile(profile, configs)}\n{source}")
     setups = {(each.algorithm, each.mode): each.setup for each in profile.results}
     for target, pair in files.items():
         write_setup(target, configs[pair], setups[pair], profile, arguments.overwrite)
@@ -183,7 +188,7 @@ def profile_machine(
 def trace_update(
     arguments: argparse.Namespace, folder: Path, stop: StopSignal, progress: ProfileProgress
 ) -> int:
-    """Trace an update of a training script."""
+    """Trace an update, print the table of operators, and return 0."""
     from rlcb.profiling.trace import trace
 
     config = traced_configuration(arguments)

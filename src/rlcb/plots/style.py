@@ -1,4 +1,4 @@
-"""Figures: what a run looks like, drawn with matplotlib so that it reads on a slide and in a README."""
+"""The figure of a run's training curves, and the colours and style of all figures."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # names are shown as they are
     "svg.hashsalt": "training curves",  # the same picture from the same data, to the byte
 }
-LEFT = 0.07  # of the panels and the titles, as a share of the width
-SMOOTH_FROM = 100  # from so many updates on a noisy series also gets a running mean, over a fiftieth of them
+LEFT = 0.07  # left edge of panels and titles, as a share of the width
+SMOOTH_FROM = 100  # series with at least this many updates get a running mean, over 1/50 of the updates
 
 
 def draw_training_curves(
     curves: Mapping[str, Values], title: str, subtitle: str = "", x: str = "timesteps"
 ) -> Figure:
-    """One figure of five panels: return (the widest), FPS, policy loss, value loss, entropy.
+    """Draw a figure of five panels: episode return (the widest), FPS, policy loss, value loss, entropy.
 
-    `curves` has a value for each row (R,) under every key of CURVES, NaN where there is none. `x` is
-    timesteps or hours (of wall clock). `subtitle` goes behind the run's totals.
+    `curves` has an array (R,) for each key of CURVES, with one value per row of metrics.jsonl and NaN for
+    missing values. `x` is timesteps or hours (of wall clock). `subtitle` follows the run's totals.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ def draw_training_curves(
 
 
 def _totals(curves: Mapping[str, Values]) -> list[str]:
-    """How long the run was, in words."""
+    """Return the run's timesteps, duration and episodes as texts."""
     facts = [f"{curves['timesteps'][-1]:,.0f} timesteps"]
     seconds, episodes = curves["time/elapsed_seconds"][-1], curves["rollout/episodes"][-1]
     if math.isfinite(seconds):
@@ -101,7 +101,7 @@ def _totals(curves: Mapping[str, Values]) -> list[str]:
 
 
 def draw_returns(ax: Axes, xs: Values, means: Values, stds: Values) -> None:
-    """Mean return of the last episodes with a band of one standard deviation."""
+    """Draw the mean return of the last episodes with a band of one standard deviation."""
     _head(ax, "Episode return", "raw reward")
     shown = np.isfinite(xs) & np.isfinite(means)
     if not shown.any():
@@ -115,14 +115,14 @@ def draw_returns(ax: Axes, xs: Values, means: Values, stds: Values) -> None:
 
 
 def average_fps(curves: Mapping[str, Values]) -> Values:
-    """Timesteps over seconds since the start; `time/fps_average` begins anew where a run was resumed."""
+    """Return timesteps divided by seconds since the start; `time/fps_average` starts again on resuming."""
     seconds = curves["time/elapsed_seconds"]
     average: Values = curves["timesteps"] / np.where(seconds > 0, seconds, np.nan)
     return average
 
 
 def draw_fps(ax: Axes, xs: Values, window: Values, average: Values) -> None:
-    """Timesteps per wall-clock second: of each update, and on average until then."""
+    """Draw the timesteps per wall-clock second of each update and their average since the start."""
     _head(ax, "FPS", "timesteps per second")
     shown = np.isfinite(xs) & np.isfinite(window) & np.isfinite(average)
     if not shown.any():
@@ -136,7 +136,7 @@ def draw_fps(ax: Axes, xs: Values, window: Values, average: Values) -> None:
 
 
 def draw_noisy(ax: Axes, xs: Values, ys: Values, name: str, unit: str, colour: str) -> None:
-    """A figure of every update; in a long run faint, with its running mean over it."""
+    """Draw a metric of each update; in a long run faintly, with a running mean on top."""
     _head(ax, name, unit)
     shown = np.isfinite(xs) & np.isfinite(ys)
     if not shown.any():
@@ -154,26 +154,27 @@ def draw_noisy(ax: Axes, xs: Values, ys: Values, name: str, unit: str, colour: s
 
 
 def running_mean(values: Values, width: int) -> Values:
-    """Centred mean over `width` (odd) values, over as many as there are near the ends."""
+    """Return the centred mean over `width` (odd) values; near the ends, over the values that exist."""
     kernel = np.ones(min(width, len(values)))
     sums = np.convolve(values, kernel, "same")
     return sums / np.convolve(np.ones_like(values), kernel, "same")
 
 
 def _line(ax: Axes, xs: Values, ys: Values, colour: str, width: float, alpha: float = 1.0) -> None:
-    """A single value is a dot, whole also at the edge of the panel."""
+    """Draw a line; a single value becomes a dot, which the panel's edge does not cut off."""
     single = len(xs) == 1
     marker = "o" if single else ""
     ax.plot(xs, ys, color=colour, linewidth=width, alpha=alpha, marker=marker, clip_on=not single)
 
 
 def _head(ax: Axes, name: str, unit: str) -> None:
+    """Write a panel's title and, beside it, the unit."""
     title = ax.set_title(name, loc="left", pad=24)
     ax.annotate(unit, (1, 0), (8, 0), xycoords=title, textcoords="offset points", va="bottom", color=GREY)
 
 
 def _caption(ax: Axes, parts: Sequence[tuple[str, str]]) -> None:
-    """The names of the series, each in its colour, under the panel's title: no legend to look up."""
+    """Write the names of the series in their colours under the panel's title, instead of a legend."""
     before: Any = None
     for words, colour in parts:
         style: dict[str, Any] = {"textcoords": "offset points", "va": "bottom", "color": colour}
@@ -184,19 +185,19 @@ def _caption(ax: Axes, parts: Sequence[tuple[str, str]]) -> None:
 
 
 def _end_label(ax: Axes, xs: Values, ys: Values, words: str, colour: str) -> None:
-    """The last value, behind the end of its line."""
+    """Write the last value beside the end of its line."""
     style: dict[str, Any] = {"color": colour, "fontweight": "bold", "va": "center", "annotation_clip": False}
     ax.annotate(words, (xs[-1], ys[-1]), (6, 0), textcoords="offset points", **style)
 
 
 def _say(ax: Axes, words: str) -> None:
-    """A panel without data says why."""
+    """Write why a panel has no data."""
     ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=GREY, style="italic")
     ax.set_yticks([])
 
 
 def _dress_x(ax: Axes, xs: Values, x: str, ticks: int) -> None:
-    """Ticks like 100k and 1.5M, and the whole run in view in every panel, so that they can be compared."""
+    """Set ticks like 100k and 1.5M, and limits that show the whole run in every panel."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     end = float(np.nanmax(xs)) if np.isfinite(xs).any() else 0.0
@@ -208,7 +209,7 @@ def _dress_x(ax: Axes, xs: Values, x: str, ticks: int) -> None:
 
 
 def _dress_y(ax: Axes) -> None:
-    """A few ticks, written out: a power of ten above the axis would be overlooked."""
+    """Set a few ticks with complete numbers, without a power of ten above the axis."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     if ax.get_yticks().size:

@@ -1,4 +1,4 @@
-"""Reports on a run: reads what it left and writes what people look at."""
+"""The picture of a run's training curves: read its files, draw, and write the picture."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ DPI = 150
 
 
 def plot_run(path: Path, output: Path | None = None, x: str = "timesteps") -> Path:
-    """Draw the training curves of a run and return the file of the picture.
+    """Draw the training curves of a run and return the path of the picture.
 
-    `path` is a metrics.jsonl or the folder of a run; `output` ends in .png, .svg or .pdf and is by default
-    training_curves.png in the run's folder, or beside a metrics.jsonl that lies in none. `x` is timesteps or
-    hours. Raises UsageError if there is nothing that can be drawn, RunError if the picture cannot be written.
+    `path` is a metrics.jsonl or the folder of a run. `output` ends in .png, .svg or .pdf; the default is
+    training_curves.png in the run's folder, or beside a metrics.jsonl outside of a run's folder. `x` is
+    timesteps or hours. Raises UsageError if nothing can be drawn, RunError if the picture cannot be written.
     """
     rows_path, root = locate(path)
     output = output or (root or rows_path.parent) / CURVES_FILE
@@ -50,7 +50,7 @@ def plot_run(path: Path, output: Path | None = None, x: str = "timesteps") -> Pa
 
 
 def locate(path: Path) -> tuple[Path, Path | None]:
-    """The metrics.jsonl meant by a path, and the run folder around it, if any. Raises UsageError."""
+    """Return the metrics.jsonl that a path means, and its run's folder if there is one. Raises UsageError."""
     if path.is_dir():
         found = sorted(path.glob(ROWS_FILE)) or sorted(path.glob(f"logs/*/{ROWS_FILE}"))
         if not found:
@@ -60,16 +60,16 @@ def locate(path: Path) -> tuple[Path, Path | None]:
         path = found[0]
     elif not path.is_file():
         raise UsageError(f"no log file at {path}")
-    # The folder as the path names it, where it does: that is what will be printed.
+    # Messages show the folder as the path names it, so resolve the path only if it names too few folders.
     above = (path if len(path.parents) > 2 and ".." not in path.parts else path.resolve()).parents
     inside_run = len(above) > 2 and (above[2] / CONFIG_FILE).is_file()
     return path, above[2] if inside_run else None
 
 
 def load_curves(path: Path) -> dict[str, NDArray[np.float64]]:
-    """The columns of a metrics.jsonl that are drawn, (rows,) each; NaN where a figure is null or missing.
+    """Return the columns CURVES of a metrics.jsonl, (rows,) float64 each, with NaN for missing values.
 
-    Raises UsageError that names the line for a damaged one, and if there are no rows.
+    Raises UsageError if there are no rows, or if a line is damaged; the message names the line.
     """
     try:
         rows = read_rows(path)
@@ -86,6 +86,7 @@ def load_curves(path: Path) -> dict[str, NDArray[np.float64]]:
 
 
 def _number(row: dict[str, Any], key: str, path: Path, line: int) -> float:
+    """Return the number under `key`, NaN if there is none. Raises UsageError for anything else."""
     value = row.get(key)
     if isinstance(value, (int, float)) and math.isfinite(value):
         return float(value)
@@ -95,7 +96,7 @@ def _number(row: dict[str, Any], key: str, path: Path, line: int) -> float:
 
 
 def run_settings(root: Path | None) -> dict[str, Any]:
-    """The sections of a run's config.yaml as they stand there; {} if it cannot be read: plots do without."""
+    """Return the content of a run's config.yaml, {} if it cannot be read."""
     try:
         return read_config_file(root / CONFIG_FILE) if root is not None else {}
     except UsageError:
@@ -103,6 +104,7 @@ def run_settings(root: Path | None) -> dict[str, Any]:
 
 
 def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a section of the settings, {} if it is missing or damaged."""
     section = settings.get(name)
     return section if isinstance(section, dict) else {}
 
@@ -117,7 +119,7 @@ def run_title(settings: dict[str, Any]) -> str:
 
 
 def levels_text(settings: dict[str, Any]) -> str:
-    """`easy, 200 levels` for a Procgen run, else nothing."""
+    """`easy, 200 levels` for a Procgen run, else the empty string."""
     env = _section(settings, "env")
     if not str(env.get("id", "")).startswith("procgen-"):
         return ""
@@ -128,7 +130,7 @@ def levels_text(settings: dict[str, Any]) -> str:
 
 
 def save_figure(figure: Figure, output: Path) -> None:
-    """Write a figure, whole or not at all; the suffix says in which format. Raises RunError if that fails."""
+    """Write a figure in the format of the suffix, completely or not at all. Raises RunError."""
     content = io.BytesIO()
     figure.savefig(content, format=output.suffix.lower().lstrip("."), dpi=DPI)
     try:

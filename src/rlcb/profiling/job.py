@@ -1,4 +1,4 @@
-"""A profile from the first measurement to its files, and how far it is."""
+"""Measure a profile with a progress display, reuse an earlier one, and write its files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rlcb.profiling.report import describe_profile
 from rlcb.profiling.short_runs import short_run
 
 LINE_SECONDS = 10.0
-RUN_WEIGHT = 0.25  # of a short run, compared with all that is measured before the first one
-AGAIN_WEIGHT = 0.7  # of what is measured after the last one
+RUN_WEIGHT = 0.25  # duration of a short run, divided by that of the first measurement
+AGAIN_WEIGHT = 0.7  # duration of the second measurement, divided by that of the first
 BUSY = "a profile and other measurements at once would slow each other down"
 BAR = "{percentage:3.0f}%|{bar}| {desc}"
 
 
 class ProfileProgress:
-    """A bar on a terminal, else a line from time to time."""
+    """The progress display of profile_cpu.py: a bar on a terminal, else a line every LINE_SECONDS."""
 
     def __init__(self) -> None:
         self._next_line = 0.0
@@ -43,7 +43,7 @@ class ProfileProgress:
             self._bar = tqdm(total=1.0, bar_format=BAR, dynamic_ncols=True, leave=False)
 
     def show(self, share: float, text: str) -> None:
-        """How far all is, from 0 to 1, and what goes on."""
+        """Show the share of all work that is done, from 0 to 1, and what is measured now."""
         if self._bar is not None:
             self._bar.n = max(self._bar.n, min(1.0, share))
             self._bar.set_description_str(text, refresh=True)
@@ -52,14 +52,18 @@ class ProfileProgress:
             print(f"{share:4.0%} {text}", flush=True)
 
     def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
 
 def reuse(folder: Path, configs: dict[AlgorithmMode, Config], envs: list[EnvConfig]) -> tuple[Path, Profile]:
-    """The profile that is there, and what it says of these configurations. Raises UsageError, also if it has
-    not measured one of the environments."""
+    """Return the newest profile in `folder` that holds, and its path, with results for these configurations.
+
+    Short runs are kept if their number of epochs still holds. Raises UsageError if no profile holds or if one
+    of `envs` was not measured.
+    """
     found = find_profile(folder, next(iter(configs.values())))
     if not isinstance(found, tuple):
         why = found or f"there is no profile in {folder}"
@@ -89,15 +93,18 @@ def measure(
     stop: StopSignal,
     progress: ProfileProgress,
 ) -> Profile:
-    """Measure the machine, what each script reaches on it, and once more the parts of a timestep; where a
-    short run fails, that is said at once and nothing is known of what its script reaches."""
+    """Measure the machine, run each training script for a short time, and measure the parts again.
+
+    A failed short run is reported on stderr; its result has `reached` None. Raises UsageError, RunError or
+    Interrupted.
+    """
     lock = Lock(machine_lock_path(), BUSY, "profile", for_all_users=True)
     lock.acquire(folder)
     try:
         load = measure_load()
         warning = busy_warning(load)
         if warning is not None:
-            print(f"{warning}: the figures will be too low", file=sys.stderr)
+            print(f"{warning}: the measured speeds will be too low", file=sys.stderr)
         others, runs = load["cpu_percent"], RUN_WEIGHT * len(configs)
         whole = 1 + runs + AGAIN_WEIGHT
         machine = MachineMeasurement(next(iter(configs.values())), envs, effort, stop.check)
@@ -126,9 +133,9 @@ def short_runs(
     stop: StopSignal,
     show: Callable[[int, str], None],
 ) -> dict[AlgorithmMode, ShortRun | None]:
-    """What each script reaches with the setup that a profile recommends; None where its run failed.
+    """Run each training script for a short time with the recommended setup; None stands for a failed run.
 
-    `show` gets the number of the run and what goes on.
+    `show` receives the number of the run and what is measured now.
     """
     reached: dict[AlgorithmMode, ShortRun | None] = {}
     for number, (pair, config) in enumerate(configs.items()):
@@ -147,8 +154,10 @@ def short_runs(
 
 
 def save(profile: Profile, configs: dict[AlgorithmMode, Config], folder: Path) -> Path:
-    """Write the profile as JSON, text and picture; returns the JSON's file. Games that an earlier profile of
-    this machine has, and this one has not, are taken over."""
+    """Write the profile as JSON, text and picture, and return the path of the JSON file.
+
+    Environments that only an earlier profile of this machine measured are copied into the new one.
+    """
     from rlcb.plots.training_curves import save_figure
     from rlcb.profiling.roofline import draw_roofline
 
@@ -163,10 +172,14 @@ def save(profile: Profile, configs: dict[AlgorithmMode, Config], folder: Path) -
 
 
 def with_other_games(profile: Profile, before: Path) -> Profile:
+    """Return the profile with the environments that only the earlier profile at `before` has.
+
+    The earlier profile counts only if it was made on the same machine with the same torch.
+    """
     try:
         old = read_profile(before)
     except UsageError:
-        return profile  # there is none, or one that a newer version of this project cannot read
+        return profile  # no earlier profile, or one in an old format
     same = ("cpu_model", "identity", "flags", "usable_cores", "torch")
     if any(getattr(old.machine, name) != getattr(profile.machine, name) for name in same):
         return profile

@@ -1,4 +1,4 @@
-"""A profile as text, for people."""
+"""The text of a profile, which profile_cpu.py prints and writes beside the JSON file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rlcb.config.config import Config
 from rlcb.machine.limits import NotMeasured, describe_model, seconds_by_size, thread_counts
 from rlcb.machine.profile import NetworkSpeed, Profile, Result
 from rlcb.profiling.advice import AlgorithmMode, describe_setup
-from rlcb.text import WIDTH
+from rlcb.text import WIDTH, counted
 
 NAME = 15  # columns of a row's name
-WORTH_WHILE = 0.05  # what another precision has to bring
+WORTH_WHILE = 0.05  # smallest gain for which another precision is recommended
 
 
 def describe_profile(profile: Profile, configs: Mapping[AlgorithmMode, Config]) -> str:
-    """All of it; `configs` has the configuration of every result's algorithm and mode."""
+    """Return the whole text; `configs` has the configuration of each result's algorithm and mode."""
     parts = [
         heading("KNOW YOUR MACHINE"),
         *facts(profile),
@@ -48,30 +48,35 @@ def describe_profile(profile: Profile, configs: Mapping[AlgorithmMode, Config]) 
 
 
 def heading(text: str) -> str:
+    """Return a heading between two rules."""
     return f"{'=' * WIDTH}\n{text}\n{'=' * WIDTH}"
 
 
 def row(name: str, text: str) -> str:
+    """Return a name and its text, wrapped in a column of its own."""
     lines = textwrap.wrap(text, 100 - NAME) or [""]
     return "\n".join(f"{name if index == 0 else '':<{NAME}}{line}" for index, line in enumerate(lines))
 
 
 def wrapped(name: str, text: str) -> Iterator[str]:
+    """Yield a name and, indented below it, its text."""
     yield f"{name}:"
     yield textwrap.fill(text, 100, initial_indent="    ", subsequent_indent="    ")
 
 
 def title(result: Result) -> str:
+    """`PPO parallel`."""
     return f"{result.algorithm.upper()} {result.mode}"
 
 
 def facts(profile: Profile) -> Iterator[str]:
-    """The machine, the network, the environments, and how long things take to begin."""
+    """Yield the rows on the machine, the network, the environments and the start-up time."""
     machine, network, startup = profile.machine, profile.network, profile.startup
     flags = f"; {', '.join(machine.flags)}" if machine.flags else ""
     yield row(
         "machine",
-        f"{machine.cpu_model}, {_count(machine.usable_cores, 'usable core')}, {machine.ram_gb:.0f} GB{flags}",
+        f"{machine.cpu_model}, {counted(machine.usable_cores, 'usable core')}, "
+        f"{machine.ram_gb:.0f} GB{flags}",
     )
     if profile.cpu_percent_of_others is not None:
         yield row("others", f"used {profile.cpu_percent_of_others:.0f} % of the cores before")
@@ -100,7 +105,7 @@ def facts(profile: Profile) -> Iterator[str]:
 
 
 def environment_lines(profile: Profile) -> Iterator[str]:
-    """Steps a second of every environment: of a core, and of all with each number of threads."""
+    """Yield a line per environment: its steps per second on one core, on all cores, and in one process."""
     for name in dict.fromkeys(each.key for each in profile.environments):
         mine = [each for each in profile.environments if each.key == name]
         same = {each.threads: each for each in mine}
@@ -113,13 +118,8 @@ def environment_lines(profile: Profile) -> Iterator[str]:
         yield f"{name[0]}{mode}{options}: {'; '.join(parts)}"
 
 
-def processes(profile: Profile, threads: int) -> int:
-    """How many processes of so many threads were measured at once."""
-    return profile.cores // threads
-
-
 def network_table(profile: Profile, name: str) -> Iterator[str]:
-    """Samples a second of all processes by threads and samples at once."""
+    """Yield the table of one pass: samples per second of all processes, by threads and samples in a pass."""
     speeds: tuple[NetworkSpeed, ...] = getattr(profile, name)
     what = {
         "forward": "forward (acting)",
@@ -130,14 +130,16 @@ def network_table(profile: Profile, name: str) -> Iterator[str]:
     yield f"Samples per second of the whole machine, {what}, by samples at once"
     yield f"{'processes x threads':<22}" + "".join(f"{size:>10,}" for size in sizes)
     for threads in thread_counts(profile):
-        seconds, count = seconds_by_size(speeds, threads, profile.precision), processes(profile, threads)
+        seconds, count = seconds_by_size(speeds, threads, profile.precision), profile.cores // threads
         cells = "".join(f"{count / seconds[size]:>10,.0f}" if size in seconds else " " * 10 for size in sizes)
         yield f"{f'{count} x {threads}':<22}{cells}"
 
 
 def ratio(profile: Profile, name: str, precision: str, layout: str) -> float | None:
-    """How many times as fast as the runs' own passes those in another precision or layout are, one thread;
-    None if they were not measured."""
+    """Return how many times as fast a pass is in another precision or layout, with one thread.
+
+    `name` is forward or forward_backward. None if this precision or layout was not measured.
+    """
     speeds: tuple[NetworkSpeed, ...] = getattr(profile, name)
     try:
         other = seconds_by_size(speeds, 1, precision, layout)
@@ -148,10 +150,11 @@ def ratio(profile: Profile, name: str, precision: str, layout: str) -> float | N
 
 
 def layouts(profile: Profile) -> str:
+    """Return the text that compares channels_last with NCHW; empty for a network that sees no images."""
     forward = ratio(profile, "forward", profile.precision, "NCHW")
     both = ratio(profile, "forward_backward", profile.precision, "NCHW")
     if forward is None or both is None:
-        return ""  # the network does not see images
+        return ""
     return (
         f"channels_last, which this project uses, is {1 / forward:.2f} times as fast as NCHW forward, "
         f"{1 / both:.2f} times forward and backward"
@@ -159,7 +162,7 @@ def layouts(profile: Profile) -> str:
 
 
 def precisions(profile: Profile) -> str:
-    """Whether bfloat16 is worth while here, for algorithms with as many epochs as the results have."""
+    """Return the text that compares float32 with bfloat16, for the numbers of epochs of the results."""
     if profile.machine.peak_flops_bfloat16 is None:
         return f"{profile.precision}; this CPU has no instructions for bfloat16"
     other = "bfloat16" if profile.precision == "float32" else "float32"
@@ -182,8 +185,10 @@ def precisions(profile: Profile) -> str:
 
 
 def gain(profile: Profile, forward: float, both: float, epochs: int) -> float:
-    """How many times as fast a core makes a timestep, environment included, if passes are `forward` and
-    `both` times as fast."""
+    """Return the speed-up of a whole timestep, including the environment.
+
+    The forward pass is `forward` times as fast, the forward and backward pass `both` times.
+    """
     env = next((each.seconds for each in profile.environments if each.threads == 1), 0.0)
     act, learn = (
         min(seconds_by_size(speeds, 1, profile.precision).values())
@@ -193,6 +198,7 @@ def gain(profile: Profile, forward: float, both: float, epochs: int) -> float:
 
 
 def reductions(profile: Profile) -> Iterator[str]:
+    """Yield the rows with the times of all-reduces."""
     for index, each in enumerate(profile.reduce):
         size = f"{each.bytes / 1e6:.1f} MB" if each.bytes >= 1e5 else f"{each.bytes / 1e3:.0f} kB"
         text = f"{size} over {each.processes} processes: {1e3 * each.seconds:.2f} ms"
@@ -200,6 +206,7 @@ def reductions(profile: Profile) -> Iterator[str]:
 
 
 def limit_table(profile: Profile) -> Iterator[str]:
+    """Yield the table of limits and reached speeds, and its explanation."""
     yield f"{'':<20}{'limit':>10}{'reached':>10}{'share':>8}{'all cores':>12}{'share':>8}"
     for result in profile.results:
         reached = result.reached
@@ -214,16 +221,17 @@ def limit_table(profile: Profile) -> Iterator[str]:
         )
     yield ""
     yield textwrap.fill(
-        "limit: cores / (environment + forward + epochs x forward and backward), of A2C and A3C without the "
-        "first forward where they learn from it as well, each measured before and after the runs; of a "
-        "sequential run, of one process with its threads; all cores: with a thread for each core, which a "
-        "sequential run cannot reach; reached: a short run of the real script with the setup and the sizes "
-        "below.",
+        "limit: cores / (environment + forward + epochs x forward and backward), each measured before and "
+        "after the runs. A2C and A3C need no separate forward pass where they learn from the activations "
+        "cached while acting. A sequential run is limited by its one process and its threads. all cores: the "
+        "limit with one thread on each core, which a sequential run cannot reach. reached: a short run of "
+        "the real script with the setup and the sizes below.",
         100,
     )
 
 
 def recommended(result: Result, config: Config) -> str:
+    """Return the text of one recommendation."""
     text = f"{describe_setup(result.setup, config)}; predicted {result.setup.predicted_fps:,.0f} FPS"
     if result.reached is not None:
         text += f"; reached with {describe_short_run(result, config)}"
@@ -231,15 +239,16 @@ def recommended(result: Result, config: Config) -> str:
     if now == before:
         return text
     return (
-        f"{text}. The configuration has {before} environments: {now} are faster by more than 10 % or divide "
-        "among the processes, and make the rollout larger, which changes what is learned from it"
+        f"{text}. The configuration has {before} environments; {now} are more than 10 % faster or divide "
+        "evenly among the processes. This changes the size of a rollout, and so the learning"
     )
 
 
 def describe_short_run(result: Result, config: Config) -> str:
-    """`rollouts of 32 x 64 steps, minibatches of 2,048`: an update on all of a rollout has none.
+    """`rollouts of 32 x 64 steps, minibatches of 2,048`, without the minibatches if there are none.
 
-    Its setup is added where it is not the recommended one, for which what was measured after the run counts.
+    The run's setup follows if it is not the recommended one: the second measurement may change the
+    recommendation after the run.
     """
     reached = result.reached
     assert reached is not None
@@ -248,7 +257,3 @@ def describe_short_run(result: Result, config: Config) -> str:
         text += f", minibatches of {reached.batch_size:,}"
     now, before = (describe_setup(each, config) for each in (result.setup, reached.setup))
     return text if now == before else f"{text} and {before}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,5 +1,4 @@
-"""The roofline of a machine: what a core could do with a layer, by the work that each byte is worth, and what
-it does."""
+"""The picture of a profile: the roofline of one core, with the measured layers and passes of the network."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LEFT, LIST = 0.07, 0.665  # of the axes and of the list beside them, as shares of the width
-LINE = 0.042  # between two lines of the list, as a share of the height
+LEFT, LIST = 0.07, 0.665  # left edges of the axes and of the list, as shares of the width
+LINE = 0.042  # distance of two lines of the list, as a share of the height
 LABEL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 10}
-LITTLE = 0.005  # of a forward pass: layers that take less are left out
+LITTLE = 0.005  # layers that take a smaller share of a forward pass are left out
 
 
-class Whole(NamedTuple):
-    """A pass of the whole network."""
+class WholePass(NamedTuple):
+    """The speed of a pass of the whole network, and the colour that shows it."""
 
     name: str
     gflops: float
@@ -31,11 +30,11 @@ class Whole(NamedTuple):
 
 
 def draw_roofline(profile: Profile) -> Figure:
-    """Operations a second of one busy core over operations per byte, both logarithmic.
+    """Draw the operations per second of one busy core over the operations per byte, both logarithmic.
 
-    The roofs are measured: the best matrix product or convolution, copying in memory and in the cache. Dots
-    are the layers in a forward pass, bars the whole network, at the mean of its layers' work per byte. A list
-    beside them names both.
+    The roofs are measured: the best matrix product or convolution, and copies in memory and in the cache.
+    Dots are the layers of a forward pass. Bars are the whole network, at its operations per byte. A list
+    beside the axes names dots and bars.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -47,7 +46,7 @@ def draw_roofline(profile: Profile) -> Figure:
         layers, whole = main_layers(profile), whole_passes(profile)
         place = profile.network.forward_flops / sum(each.bytes for each in profile.layers)
         places = [*(each.flops / each.bytes for each in layers), place]
-        dress(ax, profile, places, [*map(gflops, layers), *(each.gflops for each in whole)])
+        set_axes(ax, profile, places, [*map(gflops, layers), *(each.gflops for each in whole)])
         draw_roofs(ax, profile)
         for each in whole:
             ax.plot(place, each.gflops, "_", color=each.colour, markersize=30, markeredgewidth=4)
@@ -63,43 +62,48 @@ def draw_roofline(profile: Profile) -> Figure:
 
 
 def gflops(layer: LayerSpeed) -> float:
+    """Return a layer's speed in GFLOP/s."""
     return layer.flops / layer.seconds / 1e9
 
 
 def main_layers(profile: Profile) -> list[LayerSpeed]:
-    """The layers that take time, those with the least work per byte first."""
+    """Return the layers that take at least LITTLE of the time, by operations per byte."""
     total = sum(each.seconds for each in profile.layers)
     kept = [each for each in profile.layers if each.seconds >= LITTLE * total]
     return sorted(kept, key=lambda each: each.flops / each.bytes)
 
 
-def whole_passes(profile: Profile) -> list[Whole]:
+def whole_passes(profile: Profile) -> list[WholePass]:
+    """Return the measured passes of the whole network, each at its fastest size."""
     network, own = profile.network, profile.precision
     other = "bfloat16" if own == "float32" else "float32"
     wanted = (
         ("forward", profile.forward, (own, "channels_last"), GREEN),
         ("forward and backward", profile.forward_backward, (own, "channels_last"), BLUE),
-        ("the same in NCHW", profile.forward_backward, (own, "NCHW"), VERMILION),
-        (f"the same in {other}", profile.forward_backward, (other, "channels_last"), PURPLE),
+        ("forward and backward, NCHW", profile.forward_backward, (own, "NCHW"), VERMILION),
+        (f"forward and backward, {other}", profile.forward_backward, (other, "channels_last"), PURPLE),
     )
     found = []
     for name, speeds, how, colour in wanted:
         flops = network.forward_flops if name == "forward" else network.forward_backward_flops
         try:
-            found.append(Whole(name, flops / min(seconds_by_size(speeds, 1, *how).values()) / 1e9, colour))
+            found.append(
+                WholePass(name, flops / min(seconds_by_size(speeds, 1, *how).values()) / 1e9, colour)
+            )
         except NotMeasured:
             continue
     return found
 
 
 def draw_roofs(ax: Axes, profile: Profile) -> None:
+    """Draw the lines that limit a core: memory, cache and best kernel."""
     machine = profile.machine
     peak, bf16 = machine.peak_flops / 1e9, machine.peak_flops_bfloat16
     memory, cache = machine.memory_bandwidth / 1e9, machine.cache_bandwidth / 1e9
     xs = np.geomspace(*ax.get_xlim(), 400)
     for name, bandwidth, colour in (("memory", memory, INK), ("its cache", cache, GREY)):
         ax.plot(xs, np.minimum(peak, bandwidth * xs), color=colour, linewidth=2)
-        # As far up as there is room for the words below the roof's edge.
+        # Place the words on the slope, low enough to fit below the roof's edge.
         low = max(ax.get_ylim()[0], bandwidth * ax.get_xlim()[0])
         height = low * (peak / low) ** 0.12
         place = (height / bandwidth, height)
@@ -116,7 +120,7 @@ def draw_roofs(ax: Axes, profile: Profile) -> None:
 
 
 def draw_layers(ax: Axes, layers: list[LayerSpeed]) -> None:
-    """Dots with their numbers on the left and on the right in turn, so that near ones can be told apart."""
+    """Draw the numbered dots; the numbers alternate between left and right, so that they do not overlap."""
     for number, each in enumerate(layers, 1):
         x, y = each.flops / each.bytes, gflops(each)
         ax.plot(x, y, "o", color=INK, markersize=7, markeredgecolor="white", zorder=3)
@@ -126,8 +130,8 @@ def draw_layers(ax: Axes, layers: list[LayerSpeed]) -> None:
         ax.annotate(str(number), (x, y), (6 * side, 2), **style, **LABEL)
 
 
-def list_passes(figure: Figure, layers: list[LayerSpeed], whole: list[Whole]) -> None:
-    """The list beside the axes: GFLOP/s of the whole network and of its layers."""
+def list_passes(figure: Figure, layers: list[LayerSpeed], whole: list[WholePass]) -> None:
+    """Draw the list beside the axes: GFLOP/s of the whole network and of its layers."""
     top = 0.83
 
     def line(text: str, value: str, colour: str, bold: bool = False) -> None:
@@ -146,8 +150,8 @@ def list_passes(figure: Figure, layers: list[LayerSpeed], whole: list[Whole]) ->
         line(f"{number}  {layer.name}", f"{gflops(layer):,.0f}", INK)
 
 
-def dress(ax: Axes, profile: Profile, places: list[float], heights: list[float]) -> None:
-    """Axes wide enough for all places and for where memory becomes the limit."""
+def set_axes(ax: Axes, profile: Profile, places: list[float], heights: list[float]) -> None:
+    """Set scales, limits and labels; the limits include all points and the points where the roofs meet."""
     from matplotlib.ticker import FuncFormatter
 
     machine = profile.machine
@@ -160,5 +164,5 @@ def dress(ax: Axes, profile: Profile, places: list[float], heights: list[float])
     plain = FuncFormatter(lambda value, _: f"{value:g}" if value < 1 else f"{value:,.0f}")
     ax.xaxis.set_major_formatter(plain)
     ax.yaxis.set_major_formatter(plain)
-    ax.set_xlabel("operations per byte that has to move (calculated)")
+    ax.set_xlabel("operations per byte moved (calculated)")
     ax.set_ylabel("GFLOP/s of a core (measured)")
