@@ -113,7 +113,7 @@ class TestMargins:
         comparison = self.memory(study, {"sequential": [1.0, 1.0], "parallel": [3.0, 3.0]})
         assert said(comparison, "peak_memory_gb") == (
             "no winner shown: PPO sequential is ahead of PPO parallel by 2.00 GB, but no test against PPO "
-            "parallel (it takes two seeds each, and some spread)"
+            "parallel (a test needs two seeds each and some variance)"
         )
 
     def test_a_group_without_the_figure_is_named(self, study: RunSet) -> None:
@@ -121,7 +121,7 @@ class TestMargins:
         for path, score in zip(study.paths, (1.0, 1.1, 1.2, 3.0, 3.1, 3.2)):
             evaluation(path, score, score)
         text = said(study.compare(), "test_return")
-        assert text.endswith("(p < 0.001 against the others); no figure: PPO distributed")
+        assert text.endswith("(p < 0.001 against the others); no value: PPO distributed")
 
     def test_over_games_is_of_the_mean_of_scores(self, study: RunSet) -> None:
         study.add_ends({"sequential": [6.0, 7, 8], "parallel": [7.0, 8, 9]})
@@ -152,16 +152,16 @@ def test_every_figure_that_can_be_better_has_a_line(study: RunSet) -> None:
 
 
 class TestProbabilities:
-    def better(self, study: RunSet, ours: list[float], theirs: list[float]) -> tuple[float, bool]:
-        study.add_ends({"sequential": ours, "parallel": theirs})
+    def better(self, study: RunSet, first: list[float], second: list[float]) -> tuple[float, bool]:
+        study.add_ends({"sequential": first, "parallel": second})
         found = pair_of(study.compare(), "final_reward").improvement
         assert found is not None and (found.low is None) == (found.high is None)
         return found.mean, found.low is not None
 
     def test_five_seeds_each_have_an_interval(self, study: RunSet) -> None:
-        ours, theirs = [1.0, 2, 3, 4, 5], [2.5, 3.5, 4.5, 5.5, 0.5]
-        share = stats.mannwhitneyu(ours, theirs).statistic / 25
-        assert self.better(study, ours, theirs) == (pytest.approx(share), True)
+        first, second = [1.0, 2, 3, 4, 5], [2.5, 3.5, 4.5, 5.5, 0.5]
+        share = stats.mannwhitneyu(first, second).statistic / 25
+        assert self.better(study, first, second) == (pytest.approx(share), True)
 
     def test_fewer_have_none(self, study: RunSet) -> None:
         assert self.better(study, [1.0, 2, 3, 4, 5], [0.5, 2.5, 3.5, 4.5])[1] is False
@@ -204,5 +204,5 @@ class TestWayToAThreshold:
         assert sequential.estimates["hours_to_threshold"] is None
         assert sequential.values["timesteps_to_threshold"][:2].tolist() == [700, 800]
         assert said(comparison, "hours_to_threshold") == (
-            "no winner: PPO parallel stands alone; did not get there with every seed: PPO sequential"
+            "no winner: PPO parallel is the only group; did not reach it with every seed: PPO sequential"
         )

@@ -1,4 +1,4 @@
-"""Runs that were cut short: what they still say counts, what they cannot say is not made up."""
+"""Interrupted runs: what they show counts, what they cannot show is left out."""
 
 from __future__ import annotations
 
@@ -125,17 +125,18 @@ class TestFiguresOfWholeRuns:
         table = results_table(comparison.games[0])
         cells = {each[0]: each[1].split("\n")[0] for each in table.rows}
         assert cells["Final reward (raw return)"] == "7.00 ± 1.41 (n=2)"
-        assert "cut short" in table.note
+        assert "completed runs only" in table.note
         assert "(n=3, seeds 1, 2, 3 (interrupted))" in summary(comparison)
 
     def test_of_a_group_without_completed_runs_are_of_what_there_is(self, study: RunSet) -> None:
         study.add(line(1, 6, 1000, 100), seed=1, status="interrupted")
         table = results_table(study.compare().games[0])
         cells = {each[0]: each[1] for each in table.rows}
-        assert cells["Final reward (raw return)"] == "6.00 ± n/a (cut short)"
+        assert cells["Final reward (raw return)"] == "6.00 ± n/a (interrupted)"
         assert cells["Average FPS (timesteps/s)"] == "10.0 ± n/a"
 
     def test_have_no_mark_where_all_is_well(self, study: RunSet) -> None:
         study.add(line(1, 6, 1000, 100))
         table = results_table(study.compare().games[0])
-        assert "cut short" not in table.note and not any("cut short" in row[1] for row in table.rows)
+        assert "completed runs only" not in table.note
+        assert not any("(interrupted)" in row[1] for row in table.rows)

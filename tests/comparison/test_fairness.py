@@ -92,8 +92,16 @@ def test_nothing_but_the_mode_is_nothing(compare: Any) -> None:
             "threads in all: 2 in PPO sequential; 4 in",
         ),
         ("duration", {"rows": line(1, 2, 1000, 150)}, "hours: PPO sequential 0.0278; PPO parallel 0.0417"),
-        ("load", {"record": {"hardware.load_average": 7.5}}, "b (7.50 at its end with 2 threads of its own)"),
-        ("load", {"record": {"resource_usage.others_cpu_percent": 12.0}}, "b (12 % of the CPUs while it"),
+        (
+            "load",
+            {"record": {"hardware.load_average": 7.5}},
+            "b (load 7.50 at the end, with 2 threads of the run)",
+        ),
+        (
+            "load",
+            {"record": {"resource_usage.others_cpu_percent": 12.0}},
+            "b (12 % of the CPUs during the run",
+        ),
         (
             "software",
             {"record": {"software.torch": "2.14.0"}},
@@ -163,14 +171,15 @@ def test_threads_of_a_run_are_no_other_work(compare: Any) -> None:
     assert "load" not in compare(record={"hardware.load_average": 0.3, "hardware.threads": [2]})
     found = compare(record={"hardware.load_average": 5.1, "hardware.threads": [1, 1, 1, 1]})["load"]
     assert (
-        found == "the machine was busy with other work during b (5.10 at its end with 4 threads of its own)\n"
+        found
+        == "the machine was busy with other work during b (load 5.10 at the end, with 4 threads of the run)\n"
     )
 
 
 def test_load_of_one_node_is_held_against_its_threads_alone(compare: Any) -> None:
     record = {"hardware.load_average": 7.0, "hardware.threads": [2, 2, 2, 2]}
     settings = {"cluster.num_nodes": 4}
-    assert "b (7.00 at its end with 2 threads" in compare(record=record, settings=settings)["load"]
+    assert "b (load 7.00 at the end, with 2 threads" in compare(record=record, settings=settings)["load"]
 
 
 def test_workers_of_a3c_change_the_algorithm(tmp_path: Path) -> None:

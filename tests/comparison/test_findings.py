@@ -26,14 +26,14 @@ def test_best_is_said_among_the_groups_with_a_figure(study: RunSet) -> None:
     ranking = rank_in_game(comparison.games[0], "return_at_timesteps")
     assert ranking is not None and ranking.won and ranking.missing == ("IMPALA parallel",)
     for found in findings(comparison)[:2]:
-        assert found.claim == "PPO parallel is best of the 2 groups with a figure"
-        assert found.detail.endswith("; no figure for IMPALA parallel.")
+        assert found.claim == "PPO parallel is best of the 2 groups with a value"
+        assert found.detail.endswith("; no value for IMPALA parallel.")
 
 
 def test_a_winner_of_all_groups_has_no_such_words(study: RunSet) -> None:
     study.add_ends({"sequential": [5.0, 5.1, 5.2], "parallel": [9.0, 9.1, 9.2]})
     found = findings(study.compare())[0]
-    assert found.claim == "PPO parallel is best" and "no figure" not in found.detail
+    assert found.claim == "PPO parallel is best" and "no value" not in found.detail
 
 
 def test_without_a_winner_the_groups_without_a_figure_are_named_too(study: RunSet) -> None:
@@ -41,21 +41,21 @@ def test_without_a_winner_the_groups_without_a_figure_are_named_too(study: RunSe
     without_returns(study)
     for text in headline(study.compare())[:2]:
         assert "no clear winner; PPO parallel is ahead" in text
-        assert text.endswith("; no figure for IMPALA parallel.")
+        assert text.endswith("; no value for IMPALA parallel.")
 
 
 def test_equal_means_and_a_group_without_a_figure(study: RunSet) -> None:
     study.add_ends({"sequential": [5.0, 7.0], "parallel": [6.0, 6.0]})
     without_returns(study)
-    assert headline(study.compare())[0].endswith("have the same mean return; no figure for IMPALA parallel.")
+    assert headline(study.compare())[0].endswith("have the same mean return; no value for IMPALA parallel.")
 
 
 def test_the_only_group_with_a_figure(study: RunSet) -> None:
     study.add(line(5, 6, 1000, 100))
     without_returns(study)
     found = findings(study.compare())[0]
-    assert found.claim == "only PPO sequential can be shown"
-    assert found.detail == "Mean return 6.00, n=1; no figure for IMPALA parallel."
+    assert found.claim == "only PPO sequential has a value"
+    assert found.detail == "Mean return 6.00, n=1; no value for IMPALA parallel."
 
 
 def test_a_group_that_lost_seeds_says_of_how_many(study: RunSet) -> None:
@@ -72,7 +72,7 @@ def test_speed_without_a_figure(study: RunSet) -> None:
         study.add(line(5, 6, 1000 + seed, 50), mode="parallel", seed=seed)
     without_returns(study, record={"average_fps": None})
     speed = findings(study.compare())[-1]
-    assert "PPO parallel" in speed.claim and speed.detail.endswith("; no figure for IMPALA parallel.")
+    assert "PPO parallel" in speed.claim and speed.detail.endswith("; no value for IMPALA parallel.")
 
 
 def test_speed_of_the_baseline_alone(study: RunSet) -> None:
@@ -80,7 +80,7 @@ def test_speed_of_the_baseline_alone(study: RunSet) -> None:
     without_returns(study, record={"average_fps": None})
     speed = findings(study.compare())[-1]
     assert speed.claim == "no group is faster than PPO sequential"
-    assert speed.detail == "No figure for IMPALA parallel."
+    assert speed.detail == "No value for IMPALA parallel."
 
 
 def test_over_games(study: RunSet) -> None:
@@ -90,4 +90,4 @@ def test_over_games(study: RunSet) -> None:
     for found in findings(study.compare())[:2]:
         assert found.place.startswith("Over 2 games") and "PPO parallel" in found.claim
         assert "n=4" in found.detail and "n=4 of" not in found.detail
-        assert found.detail.endswith("; no figure for IMPALA parallel.")
+        assert found.detail.endswith("; no value for IMPALA parallel.")

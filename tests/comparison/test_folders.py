@@ -1,4 +1,4 @@
-"""What a study says of its runs: which are missing or were begun anew, and where and beside what they ran."""
+"""Run folders and logs of studies: missing and restarted runs, shared machines and other load."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TestLog:
     def test_busy_machine_before_a_run(self, tmp_path: Path) -> None:
         add_run(tmp_path, "a")
         write_log(tmp_path, {"event": "start", "run": "a", "load": {"cpu_percent": 35.0}})
-        assert "a (35 % of the cores before it began)" in said(tmp_path, "a")["load"]
+        assert "a (35 % of the cores before the start)" in said(tmp_path, "a")["load"]
 
     def test_damaged_line_does_not_hide_the_others(self, tmp_path: Path) -> None:
         add_run(tmp_path, "a", seed=1)
@@ -107,7 +107,7 @@ class TestLog:
         )
         write_log(tmp_path, quiet, '{"event": "sta', "[1]", '"text"', busy)
         assert said(tmp_path, "ab")["load"] == (
-            "the machine was busy with other work during b (35 % of the cores before it began)"
+            "the machine was busy with other work during b (35 % of the cores before the start)"
         )
 
     def test_completed_and_begun_anew(self, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ class TestLog:
             {"event": "start", "run": "c", "resumed": False},
             *({"event": "end", "run": name, "status": "completed"} for name in "abc"),
         )
-        text = "completed before and begun anew, so their first results are gone: a"
+        text = "restarted after completion, so their first results are gone: a"
         assert said(tmp_path, "abc") == {"runs marked": text}
 
     def test_last_machine_and_no_log(self, tmp_path: Path) -> None:

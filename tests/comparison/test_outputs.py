@@ -178,18 +178,18 @@ class TestData:
 
     def test_csv_has_the_tests(self, tmp_path: Path) -> None:
         runs = RunSet(tmp_path)
-        ours, theirs = [5.0, 6.0, 6.5], [7.0, 7.2, 6.4]
+        first, second = [5.0, 6.0, 6.5], [7.0, 7.2, 6.4]
         for env in ("procgen-coinrun-v0", "procgen-maze-v0"):
-            runs.add_ends({"sequential": ours, "parallel": theirs}, env=env)
+            runs.add_ends({"sequential": first, "parallel": second}, env=env)
         rows = csv.DictReader(io.StringIO(csv_text(runs.compare())))
         tests = {(row["game"], row["metric"]): row for row in rows if row["row"] == "test"}
-        row, reference = tests["coinrun", "final_reward"], stats.ttest_ind(ours, theirs, equal_var=False)
+        row, reference = tests["coinrun", "final_reward"], stats.ttest_ind(first, second, equal_var=False)
         assert (row["group"], row["second"], row["n"], row["second_n"]) == (
             *("PPO sequential", "PPO parallel", "3", "3"),
         )
         interval = reference.confidence_interval(0.95)
         for column, value in (
-            ("difference", sum(ours) / 3 - sum(theirs) / 3),
+            ("difference", sum(first) / 3 - sum(second) / 3),
             ("difference_low95", interval.low),
             ("difference_high95", interval.high),
             ("t", reference.statistic),

@@ -38,7 +38,7 @@ def test_each_mode_has_its_own_figures_tests_and_verdicts(study: RunSet) -> None
     }
     assert len({game.env for game in comparison.games}) == 3
     for game in comparison.games:
-        assert all({pair.ours, pair.theirs} == set(labels[game.game]) for pair in game.pairs)
+        assert all({pair.first, pair.second} == set(labels[game.game]) for pair in game.pairs)
     easy = [line for line in headline(comparison) if line.startswith(("coinrun easy", "starpilot"))]
     assert len(easy) == 6 and not any("hard" in line for line in easy)
 

@@ -1,4 +1,4 @@
-"""The command line that compares runs, and the files it writes."""
+"""Command `rlcb compare` (compare_results.py): compare runs and write the results to files."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def make_parser() -> Parser:
     add(
         "--reference",
         action="store_true",
-        help="lay the published learning curves of PPO (Procgen, easy) beside the runs",
+        help="show the published learning curves of PPO (Procgen, easy) with the runs",
     )
     add(
         "--template",
         action="store_true",
-        help="print the filled BENCHMARK RESULTS sheet instead of the tables",
+        help="print the BENCHMARK RESULTS summary instead of the tables",
     )
-    add("--bootstrap-samples", type=count, metavar="N", help="resamples of an interval (default: 2000)")
-    add("--confidence-seed", type=count, metavar="N", help="seed of the intervals")
+    add("--bootstrap-samples", type=count, metavar="N", help="bootstrap samples per interval (default: 2000)")
+    add("--confidence-seed", type=count, metavar="N", help="seed of the bootstrap intervals")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare runs as the command line says; returns the exit code: 2 if there is nothing to compare."""
+    """Run the command; return its exit code (2 if there is nothing to compare)."""
     return exit_code(lambda: run(make_parser().parse_args(argv)))
 
 
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_options(arguments: argparse.Namespace) -> Options:
-    """Raises UsageError for values that mean nothing."""
+    """Return the options of the comparison. Raises UsageError for invalid values."""
     from rlcb.comparison.analysis import Options
     from rlcb.comparison.statistics import SAMPLES, SEED, Bootstrap
 
@@ -114,7 +114,7 @@ def read_options(arguments: argparse.Namespace) -> Options:
 
 
 def read_threshold(text: str) -> tuple[str, float]:
-    """`8` is for all games (under the empty name), `coinrun=8` for one."""
+    """Parse thresholds: `8` applies to all games (stored under the empty name), `coinrun=8` to one game."""
     from rlcb.comparison.groups import game_name
 
     game, separator, number = text.rpartition("=")
@@ -123,7 +123,8 @@ def read_threshold(text: str) -> tuple[str, float]:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or (separator and not game):
-        raise UsageError(f"--threshold {text}: expected a return, as 8, or a game and a return, as coinrun=8")
+        expected = "expected a return, such as 8, or a game and a return, such as coinrun=8"
+        raise UsageError(f"--threshold {text}: {expected}")
     return (game_name(game) if game else ""), value
 
 
@@ -171,8 +172,7 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
 
 
 def write_outputs(comparison: Comparison, output: Path, filled: str | None) -> list[Path]:
-    """Write the plot and all files beside it; returns their paths. Raises RunError if one cannot be
-    written."""
+    """Write the plot and all files beside it; return their paths. Raises RunError."""
     from rlcb.comparison.curves import game_panels, score_panels
     from rlcb.comparison.exports import csv_text, json_data
     from rlcb.comparison.page import page
@@ -206,7 +206,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def write_figures(comparison: Comparison, panels: dict[str, list[Panel]], output: Path) -> list[Path]:
-    """The plot; with several games one over all of them, and one for each beside it."""
+    """Draw and save the plots, one per game and with several games one over all; return their paths."""
     from rlcb.comparison.figure import draw_game, draw_games
     from rlcb.plots.training_curves import save_figure
 

@@ -1,4 +1,4 @@
-"""The analysis: from groups of runs to estimates, tests and intervals, at equal timesteps and wall clock."""
+"""Analyse groups of runs: estimates, intervals and tests at equal timesteps and equal wall-clock time."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from rlcb.comparison.procgen_scores import normalise, score_range
 from rlcb.comparison.statistics import (
     Bootstrap,
     IntervalEstimate,
+    Statistic,
     Values,
     Welch,
     estimate,
@@ -51,51 +52,51 @@ from rlcb.comparison.statistics import (
 
 @dataclass(frozen=True)
 class Options:
-    """How to compare."""
+    """The options of a comparison."""
 
     baseline: str | None = None
-    """A label (or the part of one that names one group), or the folder of a run; None: the first group."""
+    """A label, a part of a label that only one group has, or the folder of a run; None: the first group."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    """Raw return by game; under the empty name for all games."""
+    """Raw return by game; the empty name stands for all games."""
     reference: bool = False
     bootstrap: Bootstrap = field(default_factory=Bootstrap)
 
 
 @dataclass
 class GroupResult:
-    """A group's figures. `values` has one for each run, NaN where missing."""
+    """The metrics of a group. `values` holds one value per run for each metric, NaN where missing."""
 
     group: Group
     values: dict[str, Values]
     estimates: dict[str, IntervalEstimate | None]
     normalised: dict[str, Values]
-    """Procgen-normalised scores (n,) of NORMALISED; empty where no range was published."""
+    """Procgen-normalised scores (n,) by metric; empty for games without published score ranges."""
     reached: dict[str, ThresholdResult]
-    """By clock; empty without a threshold."""
+    """By key of the time axis; empty without a threshold."""
     used: dict[str, Values] = field(default_factory=dict)
-    """As `values`, with NaN also for runs that means and tests leave out: see comparison_metrics.counted."""
+    """Like `values`, with NaN for runs that means and tests leave out (see `metrics.used_values`)."""
 
 
 class Pair(NamedTuple):
-    """Two groups against each other in one figure: first minus second."""
+    """The test of one metric between two groups: first minus second."""
 
     metric: str
-    ours: str
-    theirs: str
+    first: str
+    second: str
     counts: tuple[int, int]
     welch: Welch | None
     p_adjusted: float | None
-    """Holm's, over all pairs of the game in this figure."""
+    """Adjusted by Holm's method over all pairs of the game in this metric."""
     improvement: IntervalEstimate | None
-    """Probability that a run of the first is better than one of the second."""
+    """Probability that a run of the first group is better than a run of the second."""
 
 
 @dataclass
 class GameResult:
-    """All groups in one game; if it was played in several distribution modes, those of one of them."""
+    """The results of all groups in one game and one distribution mode."""
 
     env: str
-    """A key: the id of the environment, perhaps with its mode."""
+    """The key of the part (see `groups.Part`): the environment id, sometimes with the mode."""
     game: str
     groups: list[GroupResult]
     windows: dict[str, TimeWindow | None]
@@ -103,7 +104,7 @@ class GameResult:
 
 
 class Aggregate(NamedTuple):
-    """Normalised scores of a variant over games."""
+    """Normalised scores of a variant over games: interquartile mean and mean."""
 
     iqm: IntervalEstimate
     mean: IntervalEstimate
@@ -111,7 +112,7 @@ class Aggregate(NamedTuple):
 
 @dataclass
 class Across:
-    """Variants over the games that all of them played, by metric."""
+    """The comparison of variants over the games that all of them played, by metric."""
 
     games: list[str]
     scores: dict[str, dict[str, Aggregate]]
@@ -120,7 +121,7 @@ class Across:
 
 @dataclass
 class Comparison:
-    """Everything that the outputs say."""
+    """The whole result of a comparison; every output is made from it."""
 
     options: Options
     baseline: str
@@ -141,7 +142,7 @@ class Comparison:
 def compare(
     groups: Sequence[Group], options: Options, skipped: Sequence[tuple[Path, str]] = ()
 ) -> Comparison:
-    """Analyse at least one group. Raises UsageError if the baseline names none or several of them."""
+    """Compare one or more groups. Raises UsageError if the baseline matches no group or several groups."""
     baseline = find_baseline(groups, options.baseline)
     games = [compare_game(part, baseline, options) for part in parts_of(groups)]
     fairness = differences(groups, skipped)
@@ -149,13 +150,13 @@ def compare(
 
 
 def compare_game(part: Part, baseline: str, options: Options) -> GameResult:
-    """Figures of every group of one game, and every two groups against each other."""
+    """Compute the metrics of every group of one game, and test every pair of groups."""
     groups = part.groups
     windows = {
-        clock.key: equal_window(
-            [[(*return_curve(run, clock), run.completed) for run in group.runs] for group in groups]
+        time_axis.key: equal_window(
+            [[(*return_curve(run, time_axis), run.completed) for run in group.runs] for group in groups]
         )
-        for clock in TIME_AXES
+        for time_axis in TIME_AXES
     }
     results = [group_result(group, windows, options) for group in groups]
     base = next((result for result in results if result.group.label == baseline), None)
@@ -175,10 +176,11 @@ def compare_game(part: Part, baseline: str, options: Options) -> GameResult:
 
 
 def group_result(group: Group, windows: Mapping[str, TimeWindow | None], options: Options) -> GroupResult:
+    """Compute the metrics of one group. `windows` holds the common window of its game by time axis."""
     threshold = threshold_of(options.thresholds, group.game)
     rows = []
     for run in group.runs:
-        at = [metrics_at(run, clock, windows[clock.key]) for clock in TIME_AXES]
+        at = [metrics_at(run, time_axis, windows[time_axis.key]) for time_axis in TIME_AXES]
         rows.append({**metrics_of(run), **at[0], **at[1], **times_to_threshold(run, threshold)})
     values = {key: np.array([row[key] for row in rows]) for key in rows[0]}
     used = {key: used_values(group.runs, key, each) for key, each in values.items()}
@@ -188,7 +190,7 @@ def group_result(group: Group, windows: Mapping[str, TimeWindow | None], options
     limits = score_range(group.env, group.runs[0].setting("env.distribution_mode"))
     normalised = {key: normalise(used[key], limits) for key in NORMALISED} if limits is not None else {}
     times = (
-        {clock.key: threshold_result(group.runs, clock, threshold) for clock in TIME_AXES}
+        {time_axis.key: threshold_result(group.runs, time_axis, threshold) for time_axis in TIME_AXES}
         if threshold is not None
         else {}
     )
@@ -196,37 +198,37 @@ def group_result(group: Group, windows: Mapping[str, TimeWindow | None], options
 
 
 def _ratio(
-    ours: GroupResult, base: GroupResult | None, key: str, bootstrap: Bootstrap
+    first: GroupResult, base: GroupResult | None, key: str, bootstrap: Bootstrap
 ) -> IntervalEstimate | None:
-    """Mean of a group over the mean of the baseline, with an interval for the ratio."""
+    """Return the ratio of a group's mean to the baseline's mean, with its interval."""
     if base is None:
         return None
-    top, bottom = finite(ours.used[key]), finite(base.used[key])
-    if ours is base and top.size and top.mean() > 0:
+    top, bottom = finite(first.used[key]), finite(base.used[key])
+    if first is base and top.size and top.mean() > 0:
         return IntervalEstimate(1.0, None, None, None, top.size)
-    return ratio_estimate(top, bottom, bootstrap, f"{ours.group.name} / {base.group.name} | {key}")
+    return ratio_estimate(top, bottom, bootstrap, f"{first.group.name} / {base.group.name} | {key}")
 
 
 def _pairs(results: Sequence[GroupResult], metric: str, bootstrap: Bootstrap) -> list[Pair]:
     couples = list(combinations(results, 2))
-    tests = [welch(ours.used[metric], theirs.used[metric]) for ours, theirs in couples]
+    tests = [welch(first.used[metric], second.used[metric]) for first, second in couples]
     adjusted = holm([None if test is None else test.p for test in tests])
     pairs, sign = [], BY_KEY[metric].better
-    for (ours, theirs), test, p in zip(couples, tests, adjusted):
-        strata = [sign * finite(each.used[metric]) for each in (ours, theirs)]
+    for (first, second), test, p in zip(couples, tests, adjusted):
+        strata = [sign * finite(each.used[metric]) for each in (first, second)]
         counts = (strata[0].size, strata[1].size)
-        labels = (ours.group.label, theirs.group.label)
+        labels = (first.group.label, second.group.label)
         better = improvement_estimate(
-            strata, f"{' > '.join(labels)} | {ours.group.env} | {metric}", bootstrap
+            strata, f"{' > '.join(labels)} | {first.group.env} | {metric}", bootstrap
         )
         pairs.append(Pair(metric, *labels, counts, test, p, better))
     return pairs
 
 
 def over_games(games: Sequence[GameResult], bootstrap: Bootstrap) -> Across | None:
-    """Normalised scores over the Procgen games that every variant played; None if there are none.
+    """Compare normalised scores over the Procgen games that every variant played; None if there is none.
 
-    Of several distribution modes the one with the most games: no variant plays in two.
+    If the games were played in several distribution modes, the mode with the most games counts.
     """
     ranged = [game for game in games if all(result.normalised for result in game.groups)]
     modes = Counter(game.groups[0].group.distribution_mode for game in ranged)
@@ -249,19 +251,21 @@ def over_games(games: Sequence[GameResult], bootstrap: Bootstrap) -> Across | No
 
 def _pairs_over_games(known: Mapping[str, list[Values]], metric: str, bootstrap: Bootstrap) -> list[Pair]:
     couples = list(combinations(known, 2))
-    mixed = [[each for both in zip(known[ours], known[theirs]) for each in both] for ours, theirs in couples]
+    mixed = [
+        [each for both in zip(known[first], known[second]) for each in both] for first, second in couples
+    ]
     tests = [welch_over_games(strata) for strata in mixed]
     adjusted = holm([None if test is None else test.p for test in tests])
     pairs = []
-    for (ours, theirs), strata, test, p in zip(couples, mixed, tests, adjusted):
+    for (first, second), strata, test, p in zip(couples, mixed, tests, adjusted):
         counts = (sum(s.size for s in strata[::2]), sum(s.size for s in strata[1::2]))
-        better = improvement_estimate(strata, f"{ours} > {theirs} | {metric}", bootstrap)
-        pairs.append(Pair(metric, ours, theirs, counts, test, p, better))
+        better = improvement_estimate(strata, f"{first} > {second} | {metric}", bootstrap)
+        pairs.append(Pair(metric, first, second, counts, test, p, better))
     return pairs
 
 
 def _strata(games: Sequence[GameResult], label: str, metric: str) -> list[Values]:
-    """Normalised scores of a variant, one array for each game."""
+    """Return the normalised scores of a variant, one array per game."""
     return [
         finite(result.normalised[metric])
         for game in games
@@ -271,14 +275,15 @@ def _strata(games: Sequence[GameResult], label: str, metric: str) -> list[Values
 
 
 def aggregate(strata: Sequence[Values], name: str, bootstrap: Bootstrap) -> Aggregate:
-    """Interquartile mean of all runs of all games, and mean over games, resampled within each game."""
+    """Return the interquartile mean over all runs of all games and the mean over games, with intervals.
+
+    `strata` holds the scores (n,) of each game; the bootstrap resamples within each game.
+    """
     n = sum(stratum.size for stratum in strata)
 
-    def of(statistic: str) -> IntervalEstimate:
-        def figure(drawn: Sequence[Values]) -> Values:
-            return interquartile_mean(pooled(drawn)) if statistic == "iqm" else mean_of_means(drawn)
+    def with_bootstrap(statistic: Statistic) -> IntervalEstimate:
+        low, high = stratified_interval(strata, statistic, bootstrap, name) or (None, None)
+        return IntervalEstimate(float(statistic(strata)), None, low, high, n)
 
-        low, high = stratified_interval(strata, figure, bootstrap, name) or (None, None)
-        return IntervalEstimate(float(figure(strata)), None, low, high, n)
-
-    return Aggregate(of("iqm"), of("mean"))
+    iqm = with_bootstrap(lambda drawn: interquartile_mean(pooled(drawn)))
+    return Aggregate(iqm, with_bootstrap(mean_of_means))

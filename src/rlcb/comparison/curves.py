@@ -1,4 +1,4 @@
-"""Curves of groups on common grids: what the plots and the page draw."""
+"""The curves of the groups on common grids, which the plots and the page draw."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from rlcb.comparison.runs import Run
 from rlcb.comparison.statistics import Band, Bootstrap, Values, band, on_grid, rising, stratified_band
 from rlcb.plots.style import running_mean
 
-POINTS = 201  # of a grid: more than a plot of this size can show
-FINE = 5 * POINTS  # points of a noisy column beyond which rows are averaged first
-RAGGED = 0.1  # of the axis: at either end so much may be left undrawn where fewer runs are left
-SMOOTH = 11  # points that are averaged for the eye: a twentieth of the axis
+POINTS = 201  # grid points: more than a plot of this size can show
+FINE = 5 * POINTS  # noisy columns with more rows are first averaged to about this many
+RAGGED = 0.1  # largest part of the axis, at either end, that is not drawn because runs are missing there
+SMOOTH = 11  # grid points in the smoothing window: a twentieth of the axis
 SMOOTH_SHARE = (SMOOTH - 1) / (POINTS - 1)
-SMOOTHED = ("return", "fps", "policy_loss", "cpu", "score")  # panels of noisy figures
+SMOOTHED = ("return", "fps", "policy_loss", "cpu", "score")  # panels with noisy curves
 TIMESTEPS, WALL_CLOCK = TIME_AXES
 
 
 class GroupCurve(NamedTuple):
-    """A group on a panel's grid (P,): its mean with the interval, and each of its runs; then the same of runs
-    that are smoothed for the eye, where the figure is a noisy one."""
+    """The curves of a group on a panel's grid (P,): the mean with its interval, and each run.
+
+    `smooth_band` and `smooth_runs` hold smoothed curves; they equal the exact ones unless the panel is in
+    SMOOTHED.
+    """
 
     label: str
     band: Band
@@ -37,26 +40,26 @@ class GroupCurve(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One plot: groups over one clock. `grid` (P,) is in the clock's unit."""
+    """The data of one plot: the curves of all groups over a time axis. `grid` (P,) is in the axis's unit."""
 
     key: str
     title: str
     unit: str
-    clock: TimeAxis
+    time_axis: TimeAxis
     grid: Values
     curves: list[GroupCurve]
 
 
 Sampler = Callable[[Run, TimeAxis, Values], Values]
-"""A run on a grid in the clock's raw unit (timesteps or seconds)."""
+"""Samples a run's curve on a grid (P,) in timesteps or seconds; returns (P,)."""
 
 
-def sample_return(run: Run, clock: TimeAxis, grid: Values) -> Values:
-    return on_grid(*return_curve(run, clock), grid)
+def sample_return(run: Run, time_axis: TimeAxis, grid: Values) -> Values:
+    return on_grid(*return_curve(run, time_axis), grid)
 
 
-def sample_timesteps(run: Run, clock: TimeAxis, grid: Values) -> Values:
-    x, y = rising(run.series[clock.column], run.series["timesteps"])
+def sample_timesteps(run: Run, time_axis: TimeAxis, grid: Values) -> Values:
+    x, y = rising(run.series[time_axis.column], run.series["timesteps"])
     return (
         on_grid(np.concatenate([[0.0], x]), np.concatenate([[0.0], y]), grid)
         if x.size
@@ -64,21 +67,21 @@ def sample_timesteps(run: Run, clock: TimeAxis, grid: Values) -> Values:
     )
 
 
-def sample_fps(run: Run, clock: TimeAxis, grid: Values) -> Values:
-    """Timesteps of each stretch of the grid over its seconds: exact also where rows are many or few."""
-    steps, seconds = (sample_timesteps(run, clock, grid), grid)
+def sample_fps(run: Run, time_axis: TimeAxis, grid: Values) -> Values:
+    """Return the timesteps per second of each grid interval, which does not depend on the number of rows."""
+    steps, seconds = (sample_timesteps(run, time_axis, grid), grid)
     slope = np.diff(steps) / np.diff(seconds)
     return np.append(slope, slope[-1])
 
 
 def sampler_of(column: str) -> Sampler:
-    """A noisy column of the rows: in a long run the mean of a fiftieth of it at a time."""
+    """Return a sampler for a noisy column, smoothed by a running mean over a fiftieth of the run."""
 
-    def sample(run: Run, clock: TimeAxis, grid: Values) -> Values:
-        x, y = rising(run.series[clock.column], run.series[column])
+    def sample(run: Run, time_axis: TimeAxis, grid: Values) -> Values:
+        x, y = rising(run.series[time_axis.column], run.series[column])
         if not x.size:
             return on_grid(x, y, grid)
-        size = len(x) // FINE  # rows that become one before they are smoothed
+        size = len(x) // FINE  # number of rows that are averaged into one before smoothing
         if size > 1:
             whole = len(x) - len(x) % size
             x, y = (each[:whole].reshape(-1, size).mean(1) for each in (x, y))
@@ -99,17 +102,17 @@ PANELS: tuple[tuple[str, str, str, TimeAxis, Sampler], ...] = (
 
 
 def game_panels(game: GameResult, bootstrap: Bootstrap) -> list[Panel]:
-    """The panels of a game, in the order of PANELS."""
+    """Return the panels of a game, in the order of PANELS."""
     groups = [result.group for result in game.groups]
     return [
-        _panel(groups, key, title, unit, clock, sample, bootstrap)
-        for key, title, unit, clock, sample in PANELS
+        _panel(groups, key, title, unit, time_axis, sample, bootstrap)
+        for key, title, unit, time_axis, sample in PANELS
     ]
 
 
-def clock_grid(groups: Sequence[Group], clock: TimeAxis) -> Values:
-    """From 0 to the end of the longest run, in the clock's raw unit."""
-    columns = [run.series[clock.column] for group in groups for run in group.runs]
+def clock_grid(groups: Sequence[Group], time_axis: TimeAxis) -> Values:
+    """Return a grid (P,) from 0 to the end of the longest run, in timesteps or seconds."""
+    columns = [run.series[time_axis.column] for group in groups for run in group.runs]
     end = max((float(np.nanmax(column, initial=0.0)) for column in columns), default=0.0)
     grid: Values = np.linspace(0.0, max(end, 1e-9), POINTS)
     return grid
@@ -120,64 +123,64 @@ def _panel(
     key: str,
     title: str,
     unit: str,
-    clock: TimeAxis,
+    time_axis: TimeAxis,
     sample: Sampler,
     bootstrap: Bootstrap,
 ) -> Panel:
-    grid = clock_grid(groups, clock)
+    grid = clock_grid(groups, time_axis)
     curves = []
     for group in groups:
-        runs = [sample(run, clock, grid) for run in group.runs if run.series[clock.column].size]
+        runs = [sample(run, time_axis, grid) for run in group.runs if run.series[time_axis.column].size]
         if runs:
-            name = f"{group.name} | {key} | {clock.key}"
+            name = f"{group.name} | {key} | {time_axis.key}"
             curves.append(_curve(group.label, key, runs, bootstrap, name))
-    clock = readable(clock, grid)
-    return Panel(key, title, unit, clock, grid * clock.scale, curves)
+    time_axis = readable(time_axis, grid)
+    return Panel(key, title, unit, time_axis, grid * time_axis.scale, curves)
 
 
 def _curve(label: str, key: str, runs: list[Values], bootstrap: Bootstrap, name: str) -> GroupCurve:
     exact = trimmed(band(runs, bootstrap, name))
     if key not in SMOOTHED:
         return GroupCurve(label, exact, runs, exact, runs)
-    even = [smooth(run) for run in runs]
-    return GroupCurve(label, exact, runs, trimmed(band(even, bootstrap, name)), even)
+    smooth_runs = [smooth(run) for run in runs]
+    return GroupCurve(label, exact, runs, trimmed(band(smooth_runs, bootstrap, name)), smooth_runs)
 
 
 def smooth(values: Values) -> Values:
-    """A curve (P,) averaged over SMOOTH points about each, near its ends over those that there are."""
+    """Return the running mean of a curve (P,) over SMOOTH points; the window is shorter at its ends."""
     known = np.flatnonzero(np.isfinite(values))
-    even = np.full_like(values, np.nan)
+    smooth_runs = np.full_like(values, np.nan)
     if known.size:
-        even[known] = running_mean(values[known], SMOOTH)
-    return even
+        smooth_runs[known] = running_mean(values[known], SMOOTH)
+    return smooth_runs
 
 
 def smoothed(panel: Panel) -> Panel:
-    """The panel as it is drawn: with smooth curves, and the intervals of their means."""
+    """Return the panel with its smoothed curves and their intervals, as it is drawn."""
     curves = [each._replace(band=each.smooth_band, runs=each.smooth_runs) for each in panel.curves]
     return panel._replace(curves=curves)
 
 
 def common_seeds(results: Sequence[GroupResult]) -> int | None:
-    """How many runs every group has; None if not all have equally many."""
+    """Return the number of runs per group; None if the groups have different numbers."""
     sizes = {len(result.group.runs) for result in results}
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def readable(clock: TimeAxis, grid: Values) -> TimeAxis:
-    """The clock in the unit that suits its length: seconds, minutes or hours; timesteps as they are."""
-    if clock.key == "timesteps":
-        return clock
+def readable(time_axis: TimeAxis, grid: Values) -> TimeAxis:
+    """Return the time axis in a unit that suits its length: seconds, minutes or hours, or timesteps."""
+    if time_axis.key == "timesteps":
+        return time_axis
     units = (("seconds", 1, 180), ("minutes", 60, 180 * 60), ("hours", 3600, np.inf))
     unit, seconds, _ = next(each for each in units if grid[-1] < each[2])
-    return clock._replace(unit=unit, scale=1 / seconds)
+    return time_axis._replace(unit=unit, scale=1 / seconds)
 
 
 def trimmed(whole: Band) -> Band:
-    """A band without short ragged ends: one seed that ran a little longer must not bend the group's mean.
+    """Cut short ends with fewer runs off a band, so that a seed that ran longer does not bend the mean.
 
-    A stretch at either end with fewer runs than its neighbour is cut off, and then the next one, as long as
-    all that is cut off at this end is short.
+    At each end, segments with fewer runs than their neighbour are cut, as long as they cover at most RAGGED
+    of the axis.
     """
     keep = whole.n > 0
     edges = [0, *(np.flatnonzero(np.diff(whole.n)) + 1), len(whole.n)]
@@ -199,34 +202,38 @@ def trimmed(whole: Band) -> Band:
 
 
 def score_panels(comparison: Comparison) -> list[Panel]:
-    """Normalised scores over all common games, over both clocks; none without such games."""
+    """Return the panels of normalised scores over all common games, one per time axis; none without games."""
     if comparison.across is None:
         return []
     games = [game for game in comparison.games if game.game in comparison.across.games]
     labels = [result.group.label for result in games[0].groups]
     title, panels = "Procgen-normalised score", []
-    for clock in TIME_AXES:
-        grid = clock_grid([result.group for game in games for result in game.groups], clock)
+    for time_axis in TIME_AXES:
+        grid = clock_grid([result.group for game in games for result in game.groups], time_axis)
         curves = []
         for label in labels:
-            tables = [_scores(game, label, clock, grid) for game in games]
+            tables = [_scores(game, label, time_axis, grid) for game in games]
             if any(not len(table) for table in tables):
                 continue
-            name = f"{label} | score | {clock.key}"
-            even = [np.array([smooth(row) for row in table]) for table in tables]
+            name = f"{label} | score | {time_axis.key}"
+            smooth_runs = [np.array([smooth(row) for row in table]) for table in tables]
             exact, drawn = (
-                trimmed(stratified_band(each, comparison.options.bootstrap, name)) for each in (tables, even)
+                trimmed(stratified_band(each, comparison.options.bootstrap, name))
+                for each in (tables, smooth_runs)
             )
             curves.append(GroupCurve(label, exact, [], drawn, []))
-        unit, clock = f"mean of {len(games)} game{'s' if len(games) > 1 else ''}", readable(clock, grid)
-        panels.append(Panel("score", title, unit, clock, grid * clock.scale, curves))
+        unit, time_axis = (
+            f"mean of {len(games)} game{'s' if len(games) > 1 else ''}",
+            readable(time_axis, grid),
+        )
+        panels.append(Panel("score", title, unit, time_axis, grid * time_axis.scale, curves))
     return panels
 
 
-def _scores(game: GameResult, label: str, clock: TimeAxis, grid: Values) -> Values:
-    """Normalised curves of a variant in one game, (runs, P)."""
+def _scores(game: GameResult, label: str, time_axis: TimeAxis, grid: Values) -> Values:
+    """Return the normalised return curves of a variant in one game, (runs, P)."""
     group = next(result.group for result in game.groups if result.group.label == label)
     limits = score_range(group.env, group.runs[0].setting("env.distribution_mode"))
     assert limits is not None
-    rows = [sample_return(run, clock, grid) for run in group.runs if run.series[clock.column].size]
+    rows = [sample_return(run, time_axis, grid) for run in group.runs if run.series[time_axis.column].size]
     return normalise(np.array(rows).reshape(len(rows), len(grid)), limits)

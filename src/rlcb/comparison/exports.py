@@ -1,4 +1,4 @@
-"""comparison.json: a comparison for programs, with everything that the other outputs say."""
+"""Export a comparison for other programs: comparison.json with all results, and comparison.csv."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ SCHEMA_VERSION = 1
 
 
 def json_data(comparison: Comparison, panels: dict[str, list[Panel]]) -> dict[str, Any]:
-    """The content of comparison.json; `panels` has the curves of each game, and of all under ``."""
+    """Return the content of comparison.json. `panels` holds the panels by environment; the empty key holds
+    the panels over all games."""
     options = comparison.options
     return {
         "schema_version": SCHEMA_VERSION,
@@ -60,8 +61,8 @@ def _game(game: GameResult, panels: list[Panel]) -> dict[str, Any]:
     return {
         "game": game.game,
         "equal": {
-            clock.key: None if (window := game.windows[clock.key]) is None else window._asdict()
-            for clock in TIME_AXES
+            time_axis.key: None if (window := game.windows[time_axis.key]) is None else window._asdict()
+            for time_axis in TIME_AXES
         },
         "groups": [_group(result) for result in game.groups],
         "pairs": [_pair(pair) for pair in game.pairs],
@@ -110,8 +111,8 @@ def _estimate(found: IntervalEstimate | None) -> dict[str, Any] | None:
 def _pair(pair: Pair) -> dict[str, Any]:
     return {
         "metric": pair.metric,
-        "first": pair.ours,
-        "second": pair.theirs,
+        "first": pair.first,
+        "second": pair.second,
         "n": list(pair.counts),
         "welch": pair.welch and pair.welch._asdict(),
         "p_holm": pair.p_adjusted,
@@ -152,13 +153,13 @@ def _references(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def curve_data(panel: Panel, runs: bool = False) -> dict[str, Any]:
-    """A panel's curves with five significant digits, null where there is none."""
+    """Return a panel's curves with five significant digits, None where a curve has no value."""
     return {
         "key": panel.key,
         "title": panel.title,
         "unit": panel.unit,
-        "clock": panel.clock.key,
-        "clock_unit": panel.clock.unit,
+        "clock": panel.time_axis.key,
+        "clock_unit": panel.time_axis.unit,
         "grid": rounded(panel.grid),
         "groups": [
             {
@@ -179,7 +180,7 @@ def rounded(values: Values) -> list[float | None]:
 
 
 def clean(data: dict[str, Any]) -> Any:
-    """Strict JSON: what is not a number is null."""
+    """Replace NaN and infinities by None, as strict JSON needs."""
     return strict_json(data)
 
 
@@ -201,7 +202,7 @@ Row = dict[str, Any]
 
 
 def columns() -> list[str]:
-    """All columns in their order."""
+    """Return the names of all columns of comparison.csv, in order."""
     keys = [metric.key for metric in METRICS]
     of_groups = [f"{key}_{what}" for key in keys for what in ("n", "std", "low95", "high95")]
     normalised = [f"{key}_normalised" for key in NORMALISED]
@@ -210,10 +211,11 @@ def columns() -> list[str]:
 
 
 def csv_text(comparison: Comparison) -> str:
-    """A line for each run (`row` = run), for each group (group: means with their n, sample standard deviation
-    and interval), and for each test between two groups (test: `group` less `second`).
+    """Return comparison.csv: a line for each run, each group and each test, told apart by the column `row`.
 
-    `not_equal` says in every line what makes the comparison unfair. Empty is what does not exist.
+    Lines of groups hold means with n, sample standard deviation and interval; lines of tests hold `group`
+    minus `second`. `not_equal` repeats in every line what makes the comparison unfair. Missing values are
+    empty.
     """
     unfair = "; ".join(f"{each.aspect}: {each.text}" for each in comparison.fairness)
     output = io.StringIO()
@@ -260,8 +262,8 @@ def _group_columns(result: GroupResult) -> Row:
     for key, scores in result.normalised.items():
         if finite(scores).size:
             row[f"{key}_normalised"] = _number(float(finite(scores).mean()))
-    for key, clock in TO_THRESHOLD.items():
-        way = result.reached.get(clock.key)
+    for key, time_axis in TO_THRESHOLD.items():
+        way = result.reached.get(time_axis.key)
         if way is not None:
             row |= dict(zip(THRESHOLD, (way.threshold, way.hits, way.n, way.stopped)))
             row[f"{key}_median"] = _number(way.median)
@@ -269,8 +271,8 @@ def _group_columns(result: GroupResult) -> Row:
 
 
 def _test(game: str, pair: Pair) -> Row:
-    row: Row = {"row": "test", "game": game, "group": pair.ours, "n": pair.counts[0]}
-    row |= {"metric": pair.metric, "second": pair.theirs, "second_n": pair.counts[1]}
+    row: Row = {"row": "test", "game": game, "group": pair.first, "n": pair.counts[0]}
+    row |= {"metric": pair.metric, "second": pair.second, "second_n": pair.counts[1]}
     row["p_holm"] = _number(pair.p_adjusted)
     if pair.welch is not None:
         ends = {"difference_low95": pair.welch.low, "difference_high95": pair.welch.high}

@@ -1,4 +1,4 @@
-"""What makes a comparison unfair: every difference between runs that is not the one being compared."""
+"""Find what makes a comparison unfair: differences between runs that are not the compared ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcb.comparison.runs import Run, as_number, dig
 from rlcb.processes.machine_load import BUSY_PERCENT
 from rlcb.text import counted
 
-TOLERANCE = 0.05  # durations closer than this, as a share of the longest, are equal
+TOLERANCE = 0.05  # durations that differ by less than this share of the longest count as equal
 HARDWARE = ("cpu_model", "physical_cores", "usable_cores", "ram_gb")
 SOFTWARE = ("python", "torch", "numpy", "procgen", "gymnasium", "git_commit")
 BUDGET = ("training.duration_hours", "training.total_timesteps")
@@ -27,21 +27,22 @@ SECTIONS = {
     "cluster.compression": "hyperparameters",
     "cluster.overlap": "hyperparameters",
 }
-# Settings that mean something to one algorithm only: each worker of A3C learns by itself.
+# Settings that change the learning of one algorithm only (each A3C worker learns by itself).
 OF_ALGORITHM = {"impala.": "impala", "parallel.num_workers": "a3c"}
-# What runs do that were started without these settings.
+# Values of settings that older runs did not record.
 WITHOUT = {"cluster.num_nodes": 1, "cluster.compression": "none", "cluster.overlap": False}
 
 
 class Difference(NamedTuple):
-    """One thing that was not equal, in a sentence."""
+    """One difference between runs: its aspect, such as `network`, and a sentence about it."""
 
     aspect: str
     text: str
 
 
 def differences(groups: Sequence[Group], skipped: Sequence[tuple[Any, str]] = ()) -> list[Difference]:
-    """All differences between the runs of these groups; `skipped` has (path, reason) of the runs left out."""
+    """Return all differences between the runs of the groups; `skipped` holds (path, reason) of runs that were
+    left out."""
     checks: tuple[Callable[[Sequence[Group]], Iterator[Difference]], ...] = (
         _games,
         _settings,
@@ -68,7 +69,7 @@ def show(value: Any) -> str:
 
 
 def by_value(groups: Sequence[Group], of: Callable[[Run], Any]) -> dict[str, list[str]]:
-    """Each value that some run has, with the labels of the groups that have it."""
+    """Map each value, as text, to the labels of the groups that have a run with it."""
     found: dict[str, list[str]] = {}
     for group in groups:
         for value in dict.fromkeys(show(of(run)) for run in group.runs):
@@ -79,7 +80,7 @@ def by_value(groups: Sequence[Group], of: Callable[[Run], Any]) -> dict[str, lis
 
 
 def _sentence(name: str, found: dict[str, list[str]]) -> str:
-    """`num_envs: 128 in PPO parallel; 64 in the others`, the value that most groups have last."""
+    """Describe a difference, most frequent value last: `num_envs: 128 in PPO parallel; 64 in the others`."""
     *few, (common, holders) = sorted(found.items(), key=lambda item: len(item[1]))
     parts = [f"{value} in {', '.join(labels)}" for value, labels in few]
     mixed = {label for _, labels in few for label in labels} & set(holders)
@@ -106,7 +107,7 @@ def _games(groups: Sequence[Group]) -> Iterator[Difference]:
 
 
 def _settings(groups: Sequence[Group]) -> Iterator[Difference]:
-    """Levels, network, environments and hyperparameters, in that order."""
+    """Find differing settings: levels, network, environments, hyperparameters, budget, hardware."""
     configs = {id(run): variant_settings(run) for group in groups for run in group.runs}
     keys = dict.fromkeys(key for config in configs.values() for key in config if key not in APART)
     found: dict[str, list[str]] = {}
@@ -120,8 +121,8 @@ def _settings(groups: Sequence[Group]) -> Iterator[Difference]:
         concerned = [group for group in groups if algorithm in (None, group.algorithm)]
 
         def value(run: Run, key: str = key) -> Any:
-            own = configs[id(run)].get(key)
-            return WITHOUT.get(key) if own is None else own
+            setting = configs[id(run)].get(key)
+            return WITHOUT.get(key) if setting is None else setting
 
         values = by_value(concerned, value)
         if len(values) > 1:
@@ -133,7 +134,7 @@ def _settings(groups: Sequence[Group]) -> Iterator[Difference]:
 
 def _hardware(groups: Sequence[Group]) -> Iterator[Difference]:
     def value_of(key: str) -> Callable[[Run], Any]:
-        # Two machines of one kind report memory that differs in its last digits.
+        # Equal machines report memory sizes that differ in the last digits.
         return lambda run: round(run.number("hardware.ram_gb")) if known(run, key) else "not recorded"
 
     def known(run: Run, key: str) -> bool:
@@ -155,12 +156,12 @@ def _fact(run: Run, key: str) -> Any:
 
 
 def total_threads(run: Run) -> Any:
-    """Threads of all processes of a run."""
+    """Return the number of threads of all processes of a run, or `not recorded`."""
     return int(run.threads) if math.isfinite(run.threads) else "not recorded"
 
 
 def _duration(groups: Sequence[Group]) -> Iterator[Difference]:
-    """Wall clock that was really used: groups differ, or seeds of a group."""
+    """Find differences in the used wall-clock time, between groups or between seeds of a group."""
     hours = [(group.label, run.number("duration_hours")) for group in groups for run in group.runs]
     known = [value for _, value in hours if math.isfinite(value)]
     if not known or max(known) - min(known) <= TOLERANCE * max(known):
@@ -180,7 +181,7 @@ def _span(values: Iterable[float]) -> str:
 
 
 def _load(groups: Sequence[Group]) -> Iterator[Difference]:
-    """Whatever else the machines did."""
+    """Find other load on the machines."""
     for text in load_texts([run for group in groups for run in group.runs]):
         yield Difference("load", text)
 
@@ -226,19 +227,19 @@ def _marked(groups: Sequence[Group]) -> Iterator[Difference]:
         if run.notes:
             yield Difference("runs marked", f"{run.path.name}: {', '.join(run.notes)}")
     logs = logged(run for group in groups for run in group.runs)
-    anew = [run.path.name for run, log in logs.items() if log.anew]
-    if anew:
-        text = f"completed before and begun anew, so their first results are gone: {', '.join(anew)}"
+    restarted = [run.path.name for run, log in logs.items() if log.restarted]
+    if restarted:
+        text = f"restarted after completion, so their first results are gone: {', '.join(restarted)}"
         yield Difference("runs marked", text)
 
 
-OTHERS_PERCENT = 5.0  # of the CPUs that a run may use, used by other programs while it went on
-BUSY = 0.5  # load per core beyond a run's own threads from which on a machine was busy
-NAMED_PAIRS = 3  # of runs that overlapped; more are counted
+OTHERS_PERCENT = 5.0  # CPU use of other programs during a run, in % of the run's CPUs, that is reported
+BUSY = 0.5  # load per core, beyond the run's own threads, from which a machine counts as busy
+NAMED_PAIRS = 3  # overlapping pairs that are named; more are counted
 
 
 def load_texts(runs: Sequence[Run]) -> Iterator[str]:
-    """A sentence on machines that were busy with other programs, and one on runs at the same time."""
+    """Describe machines that were busy with other programs, and runs that ran at the same time."""
     logs = logged(runs)
     busy = [f"{run.path.name} ({how})" for run in runs if (how := _busy(run, logs[run]))]
     if busy:
@@ -257,39 +258,44 @@ def load_texts(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _busy(run: Run, log: Logged) -> str:
-    """What other programs used, empty if it was little. It is known of the time while a run went on; records
-    that do not say so leave what was used before it began, and the load at its end beyond its own threads."""
+    """Describe the load by other programs; empty if it was low.
+
+    Uses the load during the run if the record has it, or else the load before the start that a study logged,
+    or else the load average at the end minus the run's own threads.
+    """
     others = run.number("resource_usage.others_cpu_percent")
     if math.isfinite(others):
-        return f"{others:.0f} % of the CPUs while it went on" if others >= OTHERS_PERCENT else ""
+        return f"{others:.0f} % of the CPUs during the run" if others >= OTHERS_PERCENT else ""
     if log.others_percent >= BUSY_PERCENT:
-        return f"{log.others_percent:.0f} % of the cores before it began"
+        return f"{log.others_percent:.0f} % of the cores before the start"
     nodes = as_number(run.setting("cluster.num_nodes"))
     own = run.threads / (nodes if nodes > 1 else 1)  # on the node that measured the load
     end = run.number("hardware.load_average")
     if end - own > BUSY * run.number("hardware.usable_cores"):
-        return f"{end:.2f} at its end with {own:.0f} threads of its own"
+        return f"load {end:.2f} at the end, with {own:.0f} threads of the run"
     return ""
 
 
 def overlaps(runs: Sequence[Run], logs: Mapping[Run, Logged]) -> list[tuple[Run, Run]]:
-    """All pairs of runs that went on at the same time and may have shared a machine, the earlier one first.
-    Where a study has logged the machines, runs on different ones do not count."""
+    """Return the pairs of runs that ran at the same time and may have shared a machine, earlier run first.
+
+    Runs do not count if a study logged different machines for them.
+    """
     spans = []
     for run in runs:
         try:
-            begun = datetime.fromisoformat(str(run.record.get("start_time"))).timestamp()
-            ended = datetime.fromisoformat(str(run.record.get("end_time"))).timestamp()
+            start = datetime.fromisoformat(str(run.record.get("start_time"))).timestamp()
+            end = datetime.fromisoformat(str(run.record.get("end_time"))).timestamp()
         except ValueError:
-            continue  # a run without a record
-        spans.append((begun, ended, run))
+            continue  # the run has no record
+        spans.append((start, end, run))
     spans.sort(key=lambda span: span[:2])
     pairs: list[tuple[Run, Run]] = []
-    going_on: list[tuple[float, Run]] = []
-    for begun, ended, run in spans:
-        going_on = [(end, other) for end, other in going_on if begun < end - 1]  # times are whole seconds
-        pairs += [(other, run) for _, other in going_on if _may_share(other, run, logs)]
-        going_on.append((ended, run))
+    active: list[tuple[float, Run]] = []
+    for start, end, run in spans:
+        active = [(ends, other) for ends, other in active if start < ends - 1]  # times are whole seconds
+        pairs += [(other, run) for _, other in active if _may_share(other, run, logs)]
+        active.append((end, run))
     return pairs
 
 

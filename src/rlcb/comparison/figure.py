@@ -1,4 +1,4 @@
-"""The picture of a comparison: two large panels of returns, three small ones of speed and loss, and words."""
+"""Draw the picture of a comparison: two large panels of returns, three small ones, findings and notes."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from rlcb.text import counted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Keys and clocks of the panels in reading order: LARGE of them in the upper row, the others below.
+# Keys and time axes of the panels in reading order: LARGE ones in the upper row, SMALL ones below.
 RETURNS = (("return", "wall_clock"), ("return", "timesteps"))
 SMALL = (("fps", "wall_clock"), ("timesteps", "wall_clock"), ("policy_loss", "timesteps"))
 LARGE = 2
-FIRST = 0.58  # share of the first panel in the width of the upper row
+FIRST = 0.58  # width of the first panel as a share of the upper row
 # Inches: width of the picture, height of its two rows, room for tick labels, between rows and for a legend.
 WIDTH, ROWS, TICKS, BETWEEN, LEGEND = 14.0, (3.9, 2.3), 0.8, 1.0, 2.4
-TITLE, CLAIM, FOOT = 19.0, 12.5, 10.5  # sizes of text, in points
-LEADING = 1.55  # from one line of text to the next, over its size
-LETTER = 0.52  # width of a character of a text over its size, on average and a little more
+TITLE, CLAIM, FOOT = 19.0, 12.5, 10.5  # font sizes in points
+LEADING = 1.55  # line height over the font size
+LETTER = 0.52  # average width of a character over the font size, with a margin
 MAX_CLAIMS = 5
-MAX_UNEQUAL = 150  # characters about what was not equal
-NAMED = 5  # differences of one aspect that are named
+MAX_UNEQUAL = 150  # characters for the differences between runs
+NAMED = 5  # differences of one aspect that are named; more are counted
 
 
 def draw_game(comparison: Comparison, game: GameResult, panels: Sequence[Panel]) -> Figure:
@@ -87,12 +87,12 @@ def draw_games(comparison: Comparison, panels: dict[str, list[Panel]]) -> Figure
 
 def _pick(panels: Sequence[Panel], wanted: Sequence[tuple[str, str]]) -> list[Panel]:
     """Return the panels with these keys and clocks, in this order."""
-    by_key = {(panel.key, panel.clock.key): panel for panel in panels}
+    by_key = {(panel.key, panel.time_axis.key): panel for panel in panels}
     return [by_key[each] for each in wanted]
 
 
 def _clock_name(panel: Panel) -> str:
-    return panel.clock.key.replace("_", " ")
+    return panel.time_axis.key.replace("_", " ")
 
 
 def _draw(
@@ -118,7 +118,7 @@ def _draw(
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, height))
         for index, (panel, frame) in enumerate(zip(panels, _frames(panels, look, head, height))):
-            with_reference = (panel.key, panel.clock.key) == ("return", "timesteps")
+            with_reference = (panel.key, panel.time_axis.key) == ("return", "timesteps")
             published = reference.figures if reference and with_reference else None
             draw_panel(figure.add_axes(frame), panel, look, published, names=index == 0)
         left = TICKS / WIDTH
@@ -142,12 +142,12 @@ def _look(comparison: Comparison, results: Sequence[GroupResult], panels: Sequen
 
 
 def _room(size: float) -> int:
-    """Characters of a line of text of this size."""
+    """Return the number of characters of this font size in a line of the picture."""
     return int((WIDTH - TICKS - 0.3) * 72 / (LETTER * size))
 
 
 def _beside(panels: Sequence[Panel], look: Look) -> float:
-    """Inches for names beside a panel."""
+    """Return the width of the names beside a panel, in inches."""
     names = [end_name(curve, look.seeds) for panel in panels for curve in panel.curves if curve.band.n.any()]
     longest = max((len(line) for name in names for line in textwrap.wrap(name, look.name_width)), default=0)
     return 0.25 + longest * CHARACTER * NAME_SIZE / 72
@@ -177,7 +177,7 @@ def _facts(results: Sequence[GroupResult], look: Look) -> str:
 
 
 def claims(said: Sequence[Finding], room: int) -> list[str]:
-    """Findings as sentences: whole where they fit into a line, else what is claimed; the rest is counted."""
+    """Return findings as sentences: complete if they fit into a line, else the claim only."""
     shown = []
     for each in said[:MAX_CLAIMS]:
         text = str(each) if len(str(each)) <= room else f"{each.place}: {each.claim}."
@@ -187,7 +187,7 @@ def claims(said: Sequence[Finding], room: int) -> list[str]:
 
 
 def footer(comparison: Comparison, panels: Sequence[Panel], reference: Reference | None) -> list[str]:
-    """What the lines are, where figures come from, and what was not equal: a picture travels alone."""
+    """Return the notes below the panels: meaning of the lines, sources and differences between the runs."""
     found = [_lines(panels)]
     if any(panel.key == "score" for panel in panels):
         found.append(f"Normalised score: (return - min) / (max - min), ranges of {NORMALISATION}.")
@@ -202,7 +202,7 @@ def footer(comparison: Comparison, panels: Sequence[Panel], reference: Reference
 
 
 def _lines(panels: Sequence[Panel]) -> str:
-    """What thick, thin and dashed lines and bands are."""
+    """Explain thick and dashed lines and bands."""
     curves = [curve for panel in panels for curve in panel.curves if curve.band.n.any()]
     parts = [f"Line: mean over seeds, noisy figures smoothed over {SMOOTH_SHARE:.0%} of the axis"]
     if any(curve.band.n.max() > 1 for curve in curves):
@@ -227,7 +227,7 @@ def unequal(differences: Sequence[Difference], room: int = MAX_UNEQUAL) -> str:
 
 
 def _in_short(texts: Sequence[str]) -> str:
-    """A short difference whole; of several or long ones the settings' names or how they begin."""
+    """Return a single short difference in full; otherwise the names of the settings, or how texts start."""
     if len(texts) == 1 and len(texts[0]) <= 80:
         return texts[0]
     heads = list(dict.fromkeys(map(_head, texts)))

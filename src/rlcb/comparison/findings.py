@@ -1,4 +1,4 @@
-"""What the figures allow to be said: winners only where a test says so, with everything else left open."""
+"""Findings of a comparison: sentences that name a winner only if a test confirms it."""
 
 from __future__ import annotations
 
@@ -19,42 +19,45 @@ SIGNIFICANCE = 0.05
 
 @dataclass(frozen=True)
 class Ranking:
-    """The best mean of one figure, and whom it is shown to beat."""
+    """The group with the best mean of a metric, and the groups that it significantly exceeds."""
 
     metric: str
     leader: str
     margin: float | None
-    """Leader's mean minus the next one's; None for a single group."""
+    """Distance between the means of the leader and the runner-up; None for a single group."""
     runner_up: str | None
     beaten: tuple[tuple[str, float], ...]
-    """(label, adjusted p) of the groups that the leader is shown to be above."""
+    """(label, adjusted p) of the groups that the leader significantly exceeds."""
     open: tuple[str, ...]
-    """Groups that cannot be told apart from the leader."""
+    """Groups without a significant difference from the leader."""
     untested: tuple[str, ...]
-    """Groups for which there is no test: one seed on either side, or no spread at all."""
+    """Groups without a test: one seed on either side, or no variance."""
     tied: tuple[str, ...]
-    """Groups with the very same mean."""
+    """Groups with exactly the leader's mean."""
     missing: tuple[str, ...] = ()
-    """Groups without this figure: nothing can be said of them."""
+    """Groups without a value of this metric."""
 
     @property
     def won(self) -> bool:
-        """Whether the leader is shown to be above every other group that has the figure."""
+        """Whether the leader significantly exceeds every other group that has a value."""
         return bool(self.beaten) and not self.open and not self.untested
 
 
 def rank(
     metric: str, means: dict[str, float], pairs: Sequence[Pair], better: int = 1, labels: Sequence[str] = ()
 ) -> Ranking | None:
-    """The verdict on one figure; `means` by label, `pairs` of this figure, `labels` of all groups, of those
-    without a mean too. None without any mean."""
+    """Rank the groups by one metric; None if there is no mean.
+
+    `means` is by label, `pairs` are the tests of this metric, and `labels` are all groups, also those without
+    a mean. `better` is 1 if higher is better, else -1.
+    """
     if not means:
         return None
     leader = max(means, key=lambda label: better * means[label])
     others = sorted((label for label in means if label != leader), key=lambda label: -better * means[label])
     beaten, still_open, untested = [], [], []
     for label in others:
-        pair = next((p for p in pairs if {p.ours, p.theirs} == {leader, label}), None)
+        pair = next((p for p in pairs if {p.first, p.second} == {leader, label}), None)
         if pair is None or pair.p_adjusted is None:
             untested.append(label)
         elif pair.p_adjusted < SIGNIFICANCE:
@@ -70,6 +73,7 @@ def rank(
 
 
 def rank_in_game(game: GameResult, metric: str) -> Ranking | None:
+    """Rank the groups of one game by a metric; None if no group has a value."""
     found = {result.group.label: result.estimates.get(metric) for result in game.groups}
     means = {label: each.mean for label, each in found.items() if each is not None}
     pairs = [pair for pair in game.pairs if pair.metric == metric]
@@ -77,7 +81,7 @@ def rank_in_game(game: GameResult, metric: str) -> Ranking | None:
 
 
 def rank_over_games(comparison: Comparison, metric: str) -> Ranking | None:
-    """On the mean over games of normalised scores, which is what the test is of."""
+    """Rank the variants by the mean over games of a normalised score, which is the tested quantity."""
     if comparison.across is None:
         return None
     means = {label: each.mean.mean for label, each in comparison.across.scores[metric].items()}
@@ -86,7 +90,7 @@ def rank_over_games(comparison: Comparison, metric: str) -> Ranking | None:
 
 
 class Finding(NamedTuple):
-    """One thing that came out: where, what may be claimed, and the figures behind it."""
+    """One result in words: the place (game and time axis), the claim, and the numbers behind it."""
 
     place: str
     claim: str
@@ -97,20 +101,20 @@ class Finding(NamedTuple):
 
 
 def findings(comparison: Comparison) -> list[Finding]:
-    """What came out: first over games, then each game at equal wall clock and at equal timesteps, then
+    """Return all findings: over games, then for each game at equal wall clock and equal timesteps, then
     speed."""
     found = []
     if comparison.across is not None and len(comparison.across.games) > 1:
-        for clock in reversed(TIME_AXES):
-            found += _over_games(comparison, f"return_at_{clock.key}", clock.title)
+        for time_axis in reversed(TIME_AXES):
+            found += _over_games(comparison, f"return_at_{time_axis.key}", time_axis.title)
     for game in comparison.games:
-        for clock in reversed(TIME_AXES):
-            metric, window = f"return_at_{clock.key}", game.windows[clock.key]
+        for time_axis in reversed(TIME_AXES):
+            metric, window = f"return_at_{time_axis.key}", game.windows[time_axis.key]
             ranking = rank_in_game(game, metric)
             if ranking is None or window is None:
-                found.append(Finding(f"{game.game}, {clock.title}", "no return can be compared", ""))
+                found.append(Finding(f"{game.game}, {time_axis.title}", "no return can be compared", ""))
                 continue
-            place = f"{game.game}, {clock.title} ({window_text(clock, window.end)})"
+            place = f"{game.game}, {time_axis.title} ({window_text(time_axis, window.end)})"
             estimates = {result.group.label: result.estimates[metric] for result in game.groups}
             sizes = {result.group.label: len(result.group.runs) for result in game.groups}
             found.append(finding(place, "return", ranking, estimates, sizes))
@@ -118,7 +122,7 @@ def findings(comparison: Comparison) -> list[Finding]:
 
 
 def headline(comparison: Comparison) -> list[str]:
-    """The findings as sentences."""
+    """Return the findings as sentences."""
     return [str(each) for each in findings(comparison)]
 
 
@@ -142,8 +146,10 @@ def finding(
     estimates: Mapping[str, IntervalEstimate | None],
     sizes: Mapping[str, int],
 ) -> Finding:
-    """A verdict in words, no stronger than its tests. `sizes` has the number of runs of each group, so that
-    those which the figure is missing of are seen."""
+    """Put a ranking into words that claim no more than its tests show.
+
+    `sizes` holds the number of runs of each group, to show how many runs have no value.
+    """
 
     def named(label: str) -> str:
         return f"{label} ({figure(label)})"
@@ -158,30 +164,30 @@ def finding(
     without = _without(ranking.missing)
     if ranking.runner_up is None:
         detail = f"Mean {what} {figure(ranking.leader)}{without}."
-        return Finding(place, f"only {ranking.leader} can be shown", detail)
+        return Finding(place, f"only {ranking.leader} has a value", detail)
     if ranking.tied:
         equal = _listed([named(label) for label in (ranking.leader, *ranking.tied)])
         return Finding(place, "no winner", f"{equal} have the same mean {what}{without}.")
-    among = f" of the {len(ranking.beaten) + 1} groups with a figure" if ranking.missing else ""
+    among = f" of the {len(ranking.beaten) + 1} groups with a value" if ranking.missing else ""
     claim = (
         f"{ranking.leader} is best{among}" if ranking.won else f"no clear winner; {ranking.leader} is ahead"
     )
     parts = []
     if ranking.beaten:
-        worst = max(p for _, p in ranking.beaten)
+        largest_p = max(p for _, p in ranking.beaten)
         parts.append(
-            f"higher than {_listed([named(label) for label, _ in ranking.beaten])} ({p_text(worst)})"
+            f"higher than {_listed([named(label) for label, _ in ranking.beaten])} ({p_text(largest_p)})"
         )
     if ranking.open:
         parts.append(f"not distinguishable from {_listed([named(label) for label in ranking.open])}")
     if ranking.untested:
         names = _listed([named(label) for label in ranking.untested])
-        parts.append(f"no test against {names}: it takes two seeds each, and some spread")
+        parts.append(f"no test against {names}: a test needs two seeds each and some variance")
     return Finding(place, claim, f"Mean {what} {figure(ranking.leader)}; {'; '.join(parts)}{without}.")
 
 
 def _without(labels: Sequence[str]) -> str:
-    return f"; no figure for {_listed(labels)}" if labels else ""
+    return f"; no value for {_listed(labels)}" if labels else ""
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -191,23 +197,23 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _speed(game: GameResult, baseline: str) -> Finding:
-    """The fastest group against the baseline."""
+    """Return the finding about speed: the fastest group compared with the baseline."""
     place, metric = f"{game.game}, speed", BY_KEY["speedup"]
     known = [(result, each) for result in game.groups if (each := result.estimates["speedup"]) is not None]
     if not known:
         fastest = rank_in_game(game, "average_fps")
         claim = f"{fastest.leader} was fastest" if fastest else "not recorded"
-        return Finding(place, claim, f"{baseline}, the baseline, has no figure in this game.")
+        return Finding(place, claim, f"{baseline}, the baseline, has no value in this game.")
     absent = [result.group.label for result in game.groups if result.estimates["speedup"] is None]
     without = _without(absent)
     result, best = max(known, key=lambda pair: pair[1].mean)
     label = result.group.label
     if label == baseline:
         others = "no group is" if len(game.groups) > 1 else "there is no group"
-        detail = f"No figure for {_listed(absent)}." if absent else ""
+        detail = f"No value for {_listed(absent)}." if absent else ""
         return Finding(place, f"{others} faster than {baseline}", detail)
     pairs = [each for each in game.pairs if each.metric == "average_fps"]
-    pair = next(each for each in pairs if {each.ours, each.theirs} == {label, baseline})
+    pair = next(each for each in pairs if {each.first, each.second} == {label, baseline})
     runs = "one run each" if max(pair.counts) < 2 else f"n={pair.counts[0]} and {pair.counts[1]}"
     factor = with_interval(metric, best)
     detail = f"{factor} the timesteps per second of {baseline} ({runs})"
@@ -221,7 +227,7 @@ def _speed(game: GameResult, baseline: str) -> Finding:
 
 
 def data_warnings(comparison: Comparison) -> list[str]:
-    """What a reader must not read into the figures."""
+    """Return warnings about results that rest on few seeds or few episodes."""
     found = _early(comparison)
     smallest = min(len(result.group.runs) for result in comparison.results)
     if smallest < 2:
@@ -238,7 +244,7 @@ def data_warnings(comparison: Comparison) -> list[str]:
 
 
 def _early(comparison: Comparison) -> list[str]:
-    """Whether returns are compared where runs had finished fewer episodes than a mean is of."""
+    """Return a warning if returns are compared where runs had finished fewer than 100 episodes."""
     few = []
     for game, result in [(each, result) for each in comparison.games for result in each.groups]:
         windows = game.windows

@@ -1,4 +1,4 @@
-"""Finding run folders on disk."""
+"""Find the folders of runs on disk, and read the logs of the studies that they belong to."""
 
 from __future__ import annotations
 
@@ -87,13 +87,15 @@ def _some(texts: Sequence[str]) -> str:
 
 
 def _is_of_study(path: Path) -> bool:
-    """Whether a folder is one that a study has beside its runs."""
+    """Return whether a folder belongs to a study but holds no runs."""
     return path.name in BESIDE_RUNS and (path.parent / STUDY_FILE).exists()
 
 
 def _under(top: Path) -> tuple[list[Path], list[Path]]:
-    """The run folders under a path, and the studies that it covers as a whole: a study.yaml that is named by
-    itself came from study/*."""
+    """Return the run folders under a path, and the studies that the path covers completely.
+
+    A path to a study.yaml covers its study, because a shell expands `study/*` to such paths.
+    """
     if not top.is_dir():
         return [], [top.parent] if top.name == STUDY_FILE else []
     certain, possible, studies = [], [], []
@@ -116,23 +118,23 @@ def _under(top: Path) -> tuple[list[Path], list[Path]]:
 
 @dataclass
 class Logged:
-    """What the log of a study says of a run."""
+    """What the log of a study records about a run."""
 
     host: str | None = None
-    """The machine that it was on last."""
+    """The machine that trained the run last."""
     others_percent: float = math.nan
-    """Share of the cores that other programs used before it began; NaN where that was not measured."""
+    """Use of the cores by other programs before the start, in percent; NaN if it was not measured."""
     completed: bool = False
-    anew: bool = False
-    """Whether it was begun anew after it had been completed."""
+    restarted: bool = False
+    """Whether the run was started from the beginning after it had completed."""
 
-    def take(self, row: dict[str, Any]) -> None:
-        """Take in a line about this run, in the order of the log."""
+    def add_event(self, row: dict[str, Any]) -> None:
+        """Add the next event of this run."""
         event = row.get("event")
         if event in ("start", "end") and isinstance(row.get("host"), str):
             self.host = row["host"]
         if event == "start":
-            self.anew |= self.completed and row.get("resumed") is False
+            self.restarted |= self.completed and row.get("resumed") is False
             share = as_number(dig(row, "load.cpu_percent"))
             self.others_percent = share if math.isfinite(share) else self.others_percent
         elif event == "end":
@@ -140,8 +142,8 @@ class Logged:
 
 
 def read_log(path: Path) -> dict[str, Logged]:
-    """What a study_log.jsonl says, by the name of the run; empty without one. A damaged line says nothing,
-    the others count."""
+    """Read a study_log.jsonl; return the logged facts by name of the run. Damaged lines are skipped, and a
+    missing file gives an empty result."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -153,12 +155,12 @@ def read_log(path: Path) -> dict[str, Logged]:
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and isinstance(row.get("run"), str):
-            found.setdefault(row["run"], Logged()).take(row)
+            found.setdefault(row["run"], Logged()).add_event(row)
     return found
 
 
 def logged(runs: Iterable[Run]) -> dict[Run, Logged]:
-    """What is logged of each run by the study that it lies in."""
+    """Return what the study of each run has logged about it."""
     logs: dict[Path, dict[str, Logged]] = {}
     found = {}
     for run in runs:

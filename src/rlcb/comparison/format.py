@@ -1,4 +1,4 @@
-"""How figures read: digits, units, intervals, n."""
+"""Format numbers of a comparison as text: digits, units, intervals and numbers of seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MISSING = "n/a"
 
 
 def value_text(metric: Metric, value: float | None) -> str:
-    """A figure with the digits of its metric, `n/a` where there is none."""
+    """Return a value with the digits of its metric; `n/a` if it is missing."""
     if value is None or not math.isfinite(value):
         return MISSING
     text = f"{value:.3g}" if metric.digits is None else f"{value:,.{metric.digits}f}"
@@ -20,7 +20,7 @@ def value_text(metric: Metric, value: float | None) -> str:
 
 
 def spread_text(metric: Metric, found: IntervalEstimate | None) -> str:
-    """`7.10 ± 0.31`: mean and sample standard deviation over seeds; `± n/a` for one seed."""
+    """Return mean and sample standard deviation over seeds: `7.10 ± 0.31`; `± n/a` for one seed."""
     if found is None:
         return MISSING
     if metric.key in ("speedup", "efficiency_gain"):  # ratios of means have an interval only
@@ -30,14 +30,14 @@ def spread_text(metric: Metric, found: IntervalEstimate | None) -> str:
 
 
 def interval_text(metric: Metric, found: IntervalEstimate | None) -> str:
-    """`[6.80, 7.40]`, empty without an interval."""
+    """Return the interval as `[6.80, 7.40]`; empty if there is none."""
     if found is None or found.low is None or found.high is None:
         return ""
     return f"[{value_text(metric, found.low)}, {value_text(metric, found.high)}]"
 
 
 def with_interval(metric: Metric, found: IntervalEstimate) -> str:
-    """`7.10 [6.80, 7.40]`."""
+    """Return mean and interval: `7.10 [6.80, 7.40]`."""
     unit = metric.unit if metric.unit in ("×", "%") else ""
     return " ".join(filter(None, [value_text(metric, found.mean) + unit, interval_text(metric, found)]))
 
@@ -48,15 +48,18 @@ def p_text(p: float | None) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
-def window_text(clock: TimeAxis, raw: float) -> str:
-    """A place on a clock, from timesteps or seconds: `250k timesteps`, `30.0 minutes`."""
-    if clock.key == "timesteps":
+def window_text(time_axis: TimeAxis, raw: float) -> str:
+    """Return a point on a time axis, given in timesteps or seconds, as `250k timesteps` or `30.0 minutes`."""
+    if time_axis.key == "timesteps":
         return f"{raw:,.0f} timesteps" if raw < 100_000 else f"{count_text(raw)} timesteps"
     return duration_text(raw)
 
 
-def reached_text(clock: TimeAxis, found: ThresholdResult | None) -> str:
-    """`19.2 minutes (3 of 3)`; seeds that were cut short before they got there are counted apart."""
+def reached_text(time_axis: TimeAxis, found: ThresholdResult | None) -> str:
+    """Return the median time to a threshold and the seeds that reached it: `19.2 minutes (3 of 3)`.
+
+    Seeds that were interrupted before they reached it are counted separately.
+    """
     if found is None:
         return MISSING
     stopped = f"{found.stopped} stopped before" if found.stopped else ""
@@ -66,4 +69,4 @@ def reached_text(clock: TimeAxis, found: ThresholdResult | None) -> str:
     seeds = f"({', '.join(parts)})"
     if found.median is None:
         return f"not reached {seeds}"
-    return f"{window_text(clock, found.median / clock.scale)} {seeds}"
+    return f"{window_text(time_axis, found.median / time_axis.scale)} {seeds}"

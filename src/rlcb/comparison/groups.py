@@ -1,4 +1,4 @@
-"""Groups of runs: one configuration, one game, several seeds; and what to call them."""
+"""Group runs that differ only in their seed, and give each group a label."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rlcb.config.algorithms import ALGORITHMS, MODES
 from rlcb.config.games import procgen_game
 from rlcb.errors import UsageError
 
-# Settings that do not make another experiment: the seed, the game (groups of one variant play several) and
-# where files go and which nodes take part.
+# Settings that do not define a variant: the seed, the game (a variant may play several), the folders of the
+# files, and the participating nodes.
 APART = (
     "training.seed",
     "env.id",
@@ -26,8 +26,8 @@ APART = (
     "cluster.master_port",
     "cluster.network_interface",
 )
-MAX_NAMED = 3  # settings in a label
-# How a setting reads in a label; others by the last part of their key.
+MAX_NAMED = 3  # largest number of settings in a label
+# The text of a setting in a label; other settings show the last part of their key.
 PHRASES = {
     "env.num_envs": "{} envs",
     "env.num_levels": "{} levels",
@@ -52,7 +52,7 @@ class Group:
     """Runs of one variant (algorithm, mode and all settings but the game) in one game."""
 
     label: str
-    """Of the variant: the same in every game."""
+    """The label of the variant, which is equal in every game."""
     env: str
     runs: tuple[Run, ...]
 
@@ -70,34 +70,34 @@ class Group:
 
     @property
     def distribution_mode(self) -> str:
-        """Of a Procgen game; empty for other environments."""
+        """The distribution mode of a Procgen game; empty for other environments."""
         mode = self.runs[0].setting("env.distribution_mode")
         return str(mode or "unknown mode") if procgen_game(self.env) else ""
 
     @property
     def name(self) -> str:
-        """Label and game: what the random stream of its intervals is named after."""
+        """Label and environment; the name seeds the bootstrap of the group's intervals."""
         return f"{self.label} | {self.env}"
 
 
 class Part(NamedTuple):
-    """Groups whose returns can be compared: those of a game, in one distribution mode."""
+    """Groups whose returns can be compared: all groups of one game in one distribution mode."""
 
     key: str
-    """The id of the environment. Of a game that was played in several modes one part has it as it is, easy
-    if there is that; the others have their mode behind it."""
+    """The environment id. If a game was played in several modes, all modes but one (easy, if it was played)
+    are appended to the id."""
     name: str
-    """The game; with its mode where it was played in several."""
+    """The game, with its mode if it was played in several modes."""
     groups: list[Group]
 
 
 def game_name(env: str) -> str:
-    """`coinrun` for Procgen's coinrun, the id of any other environment."""
+    """Return the short name of a Procgen game (`coinrun`), or the id of any other environment."""
     return procgen_game(env) or env
 
 
 def parts_of(groups: Sequence[Group]) -> list[Part]:
-    """The parts in the order of their groups, easy before the other modes of a game."""
+    """Split groups into parts, in the order of the groups, easy before the other modes of a game."""
     parts = []
     for env in dict.fromkeys(group.env for group in groups):
         same = [group for group in groups if group.env == env]
@@ -114,7 +114,7 @@ def algorithm_name(algorithm: str) -> str:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting by its dotted key; lists as their text, so that all values can be compared."""
+    """Yield (dotted key, value) of every setting. Lists become text, so that all values can be compared."""
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")
@@ -124,7 +124,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def variant_settings(run: Run) -> dict[str, Any]:
-    """The settings that make a variant."""
+    """Return the settings that define the variant of a run, by dotted key."""
     kept = {key: value for key, value in flat(run.record["config"]) if key not in APART}
     return {**kept, "algorithm": run.algorithm, "mode": run.mode}
 
@@ -140,7 +140,7 @@ def software_of(run: Run) -> str:
 
 
 def _order(place: int, run: Run) -> tuple[Any, ...]:
-    """As given on the command line; below one folder by algorithm, mode, path."""
+    """Sort key of a run: position on the command line, then algorithm, mode, seed and path."""
 
     def rank(names: Sequence[str], name: str) -> int:
         return names.index(name) if name in names else len(names)
@@ -150,10 +150,10 @@ def _order(place: int, run: Run) -> tuple[Any, ...]:
 
 
 def group_runs(runs: Sequence[tuple[int, Run]]) -> list[Group]:
-    """Groups in the order of the command line; `runs` are (place on the command line, run).
+    """Group runs with equal configurations. `runs` holds (position on the command line, run).
 
-    Runs with one configuration are one group. Where that would put a seed into a group twice, runs on
-    different machines, then of different software, are told apart, if that is what separates them.
+    If a group would hold a seed twice, it is split by machine, then by software, if these differ. Groups are
+    in the order of the command line.
     """
     variants: dict[str, list[Run]] = {}
     for _, run in sorted(runs, key=lambda pair: _order(*pair)):
@@ -168,6 +168,8 @@ def group_runs(runs: Sequence[tuple[int, Run]]) -> list[Group]:
 
 
 def _disambiguate(runs: list[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
+    """Split runs of one configuration that repeat a seed by machine, then by software; return (settings,
+    runs) of each part."""
     settings = variant_settings(runs[0])
     for name, facet in (("machine", machine_of), ("software", software_of)):
         seeds = [(run.env, run.seed) for run in runs]
@@ -183,7 +185,8 @@ def _disambiguate(runs: list[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
 
 
 def _labels(variants: Sequence[Mapping[str, Any]]) -> list[str]:
-    """`PPO sequential`; where several variants are that, also by what differs between them."""
+    """Return a label for each variant: `PPO sequential`, plus the differing settings if several variants have
+    this algorithm and mode."""
     bases = [f"{algorithm_name(each['algorithm'])} {each['mode']}" for each in variants]
     labels: list[str] = []
     for base, variant in zip(bases, variants):
@@ -199,7 +202,7 @@ def _labels(variants: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _implied(key: str, differing: Sequence[str], variants: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a setting only follows from an earlier one that differs: it then says nothing new."""
+    """Return whether an earlier differing setting already separates the variants in the same way."""
 
     def classes(name: str) -> list[int]:
         seen = [str(each.get(name)) for each in variants]
@@ -217,7 +220,10 @@ def _phrase(key: str, value: Any) -> str:
 
 
 def find_baseline(groups: Sequence[Group], wanted: str | None) -> str:
-    """The label of the group that others are held against."""
+    """Return the label of the baseline: the first group, or the group that `wanted` matches.
+
+    Raises UsageError if `wanted` matches no group or several groups.
+    """
     labels = list(dict.fromkeys(group.label for group in groups))
     if wanted is None:
         return labels[0]

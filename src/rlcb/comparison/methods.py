@@ -1,4 +1,4 @@
-"""How the figures of a comparison were made, in words: every output says it."""
+"""Describe in words how the numbers of a comparison are computed, for every output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcb.rl.statistics import WINDOW
 
 
 def methods(comparison: Comparison) -> list[str]:
-    """One sentence or two for each method."""
+    """Return a paragraph for each method."""
     bootstrap = comparison.options.bootstrap
     lines = [
         f"Returns are raw; a curve is the mean of the last {WINDOW} episodes, interpolated linearly between "
@@ -23,10 +23,10 @@ def methods(comparison: Comparison) -> list[str]:
         f"{SMOOTH_SHARE:.0%} of the axis, near its ends over less. No figure in a table is smoothed, and the "
         "JSON file has the curves as they are.",
         "Equal timesteps and equal wall clock answer different questions: "
-        f"{_windows(comparison)}. The shortest completed run sets the point; runs cut short before it are "
+        f"{_windows(comparison)}. The shortest completed run sets the point; runs interrupted before it are "
         "left out there. The area under the curve is given as the mean return over that part (trapezoids). "
-        "What grows with the length of a run (timesteps, final and best reward, evaluations) is of completed "
-        "runs, where a group has any.",
+        "Metrics that grow with the length of a run (timesteps, final and best reward, evaluations) use "
+        "completed runs, if a group has any.",
         "± is the sample standard deviation over seeds. Intervals are "
         f"{CONFIDENCE:.0%} percentile bootstraps ({bootstrap.samples:,} samples, seed "
         f"{bootstrap.seed}), runs resampled within each group and game.",
@@ -37,13 +37,13 @@ def methods(comparison: Comparison) -> list[str]:
     if any(result.reached for result in comparison.results):
         lines.append(
             f"A threshold is reached at the first update whose mean of {WINDOW} episodes is at or above it; "
-            "means of fewer episodes do not count. The median takes seeds that never got there as later than "
-            "all others, and leaves out those that were cut short before it. Groups are tested where every "
-            "seed that was not cut short got there."
+            "means of fewer episodes do not count. The median counts seeds that never reached it as later "
+            "than all others, and leaves out seeds that were interrupted before. Groups are tested if every seed "
+            "that was not interrupted reached it."
         )
     lines.append(
-        f"Speedup is the average FPS over that of {comparison.baseline}; efficiency gain is how many more "
-        "timesteps an hour brings than there, in percent."
+        f"Speedup is the average FPS divided by the average FPS of {comparison.baseline}; efficiency gain is "
+        "the increase in timesteps per hour, in percent."
     )
     if comparison.options.reference:
         lines.append(f"Published figures: {REFERENCE_CITATION}.")
@@ -54,16 +54,16 @@ def _windows(comparison: Comparison) -> str:
     parts = []
     for game in comparison.games:
         points = [
-            window_text(clock, window.end)
-            for clock in TIME_AXES
-            if (window := game.windows[clock.key]) is not None
+            window_text(time_axis, window.end)
+            for time_axis in TIME_AXES
+            if (window := game.windows[time_axis.key]) is not None
         ]
         parts.append(f"{game.game} at {' and at '.join(points) or 'no common point'}")
     return "; ".join(parts)
 
 
 def _normalisation(comparison: Comparison) -> str:
-    """Every range that was used, by game and mode."""
+    """Return the sentence about normalised scores, with the range of each game and mode."""
     ranges = {}
     for result in comparison.results:
         mode = result.group.runs[0].setting("env.distribution_mode")

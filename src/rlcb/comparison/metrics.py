@@ -1,4 +1,4 @@
-"""The figures that runs are compared by: what each is, in which unit, and how it is read from a run."""
+"""The metrics of a comparison: their names and units, and how each is computed from a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ REWARD = "rollout/ep_reward_mean"
 
 
 class TimeAxis(NamedTuple):
-    """What runs can be laid side by side over: the column of a row, and how it is shown."""
+    """A quantity over which runs are compared: timesteps or wall-clock time.
+
+    `column` is its column in metrics.jsonl; values times `scale` are in `unit`.
+    """
 
     key: str
     title: str
@@ -32,14 +35,14 @@ TIME_AXES = (
 
 
 class Metric(NamedTuple):
-    """A figure of a run. `digits` is None where it is shown with three significant figures."""
+    """A number that describes a run. `digits` is the number of decimals; None: three significant digits."""
 
     key: str
     title: str
     unit: str
     digits: int | None
     better: int = 0
-    """1 if more is better, -1 if less is, 0 if neither."""
+    """1 if higher is better, -1 if lower is better, 0 if neither."""
 
 
 METRICS = (
@@ -71,8 +74,8 @@ METRICS = (
     Metric("others_cpu_percent", "CPU of other programs", "%", 1),
 )
 BY_KEY = {metric.key: metric for metric in METRICS}
-DERIVED = ("speedup", "efficiency_gain")  # figures of a group against the baseline
-# Compared between every two groups.
+DERIVED = ("speedup", "efficiency_gain")  # metrics of a group relative to the baseline
+# Metrics that are tested between every two groups.
 TESTED = (
     "return_at_wall_clock",
     "return_at_timesteps",
@@ -99,7 +102,7 @@ NORMALISED = (
     "final_reward",
     "test_return",
 )
-# What a run that was cut short has less of, so that it says nothing about the whole budget.
+# Metrics that depend on the length of a run: those of an interrupted run do not describe the whole budget.
 OF_WHOLE_RUNS = (
     "duration_hours",
     "timesteps",
@@ -147,15 +150,15 @@ _OF_RUN: dict[str, Callable[[Run], float]] = {
 
 
 def metrics_of(run: Run) -> dict[str, float]:
-    """The figures that a run states of itself; NaN where it does not."""
-    return {key: of(run) for key, of in _OF_RUN.items()}
+    """Return the metrics that are read from the record and evaluation of a run; NaN where missing."""
+    return {key: read(run) for key, read in _OF_RUN.items()}
 
 
 def used_values(runs: Sequence[Run], key: str, values: Values) -> Values:
-    """Of a figure of each run, (n,), those that means and tests are of; NaN for the others.
+    """Return the values (n,) of a metric that means and tests use; NaN for runs that they leave out.
 
-    A figure of OF_WHOLE_RUNS counts for completed runs only, unless there are none. The way to a threshold
-    counts for no run if one of them never got there: a mean of the others would be too short.
+    Metrics in OF_WHOLE_RUNS use completed runs only, unless there are none. Times to a threshold use no run
+    if a completed run never reached it: the mean of the other runs would be too low.
     """
     completed = np.array([run.completed for run in runs])
     if key in OF_WHOLE_RUNS and completed.any():
@@ -167,24 +170,24 @@ def used_values(runs: Sequence[Run], key: str, values: Values) -> Values:
     return values
 
 
-def return_curve(run: Run, clock: TimeAxis) -> tuple[Values, Values]:
-    """Mean return of the last 100 episodes over a clock, (R,) each: timesteps or seconds, raw return."""
-    return rising(run.series[clock.column], run.series[REWARD])
+def return_curve(run: Run, time_axis: TimeAxis) -> tuple[Values, Values]:
+    """Return (x, y), each (R,): timesteps or seconds, and the mean raw return of the last 100 episodes."""
+    return rising(run.series[time_axis.column], run.series[REWARD])
 
 
 class TimeWindow(NamedTuple):
-    """The part of a clock that runs are compared over, in timesteps or seconds."""
+    """The interval on a time axis over which runs are compared, in timesteps or seconds."""
 
     start: float
     end: float
 
 
 def equal_window(groups: Sequence[Sequence[tuple[Values, Values, bool]]]) -> TimeWindow | None:
-    """From where all curves have begun to where the first complete one ends; None without such a part.
+    """Return the interval from the last start of a curve to the end of the shortest completed run.
 
-    `groups` has (x, y, completed) for each run. A run that was cut short does not shorten the others, unless
-    its group has no other: then the longest run of the group counts. Curves that end before, or that begin
-    only then, are left out.
+    `groups` holds (x, y, completed) of each run. An interrupted run does not shorten the interval, unless its
+    group has no completed run: then the longest run of the group counts. Curves that end before the end of
+    the interval, or start after it, are left out. None if there is no such interval.
     """
     ends = []
     for curves in groups:
@@ -199,54 +202,58 @@ def equal_window(groups: Sequence[Sequence[tuple[Values, Values, bool]]]) -> Tim
     return TimeWindow(float(max(starts)), float(end)) if starts else None
 
 
-def metrics_at(run: Run, clock: TimeAxis, window: TimeWindow | None) -> dict[str, float]:
-    """Return at the end of a window and mean return over it; NaN for a run that does not reach over it."""
+def metrics_at(run: Run, time_axis: TimeAxis, window: TimeWindow | None) -> dict[str, float]:
+    """Compute the return at the end of a window and the mean return over it; NaN if the run does not cover
+    the window."""
     at, over = math.nan, math.nan
     if window is not None:
-        x, y = return_curve(run, clock)
+        x, y = return_curve(run, time_axis)
         at, over = float(on_grid(x, y, window.end)), area(x, y, *window)
-    return {f"return_at_{clock.key}": at, f"area_{clock.key}": over}
+    return {f"return_at_{time_axis.key}": at, f"area_{time_axis.key}": over}
 
 
-def time_to_threshold(run: Run, clock: TimeAxis, threshold: float) -> float:
-    """Where on a clock a run first logged a mean of 100 episodes at or above a threshold; infinity if never.
+def time_to_threshold(run: Run, time_axis: TimeAxis, threshold: float) -> float:
+    """Return the timesteps or seconds until a run's 100-episode mean first reaches a threshold; infinity if
+    it never does.
 
-    Means of fewer episodes do not count: the first episode alone can have the highest return there is.
+    Means of fewer episodes do not count, because a single first episode can have the highest possible return.
     """
     rewards, episodes = run.series[REWARD], run.series["rollout/episodes"]
     whole = np.where(episodes < WINDOW, np.nan, rewards)
     index = first_reached(whole, threshold)
-    return math.inf if index is None else float(run.series[clock.column][index])
+    return math.inf if index is None else float(run.series[time_axis.column][index])
 
 
 def times_to_threshold(run: Run, threshold: float | None) -> dict[str, float]:
-    """What a run took to reach a threshold; NaN if it did not, or if there is none."""
+    """Return the timesteps and hours of a run to a threshold; NaN if not reached or without a threshold."""
     at = {
-        key: math.inf if threshold is None else time_to_threshold(run, clock, threshold) * clock.scale
-        for key, clock in TO_THRESHOLD.items()
+        key: math.inf if threshold is None else time_to_threshold(run, time_axis, threshold) * time_axis.scale
+        for key, time_axis in TO_THRESHOLD.items()
     }
     return {key: value if math.isfinite(value) else math.nan for key, value in at.items()}
 
 
 class ThresholdResult(NamedTuple):
-    """Of `n` seeds `hits` reached the threshold; the median takes the others as later than all."""
+    """When the seeds of a group reached a threshold: `hits` of `n` did. The median counts the other seeds as
+    later than all."""
 
     threshold: float
     hits: int
     n: int
     median: float | None
-    """In timesteps or hours; None if half of the seeds or more never got there."""
+    """In timesteps or hours; None if half of the seeds or more never reached it."""
     each: tuple[float | None, ...]
     stopped: int = 0
-    """Further seeds that were cut short before they got there: nobody knows whether they would have."""
+    """Further seeds that were interrupted before they reached it; they are not in `n`."""
 
 
-def threshold_result(runs: Sequence[Run], clock: TimeAxis, threshold: float) -> ThresholdResult:
+def threshold_result(runs: Sequence[Run], time_axis: TimeAxis, threshold: float) -> ThresholdResult:
+    """Summarise when the runs of a group reached a threshold."""
     with_rows = [run for run in runs if run.series[REWARD].size]
-    at = [time_to_threshold(run, clock, threshold) * clock.scale for run in with_rows]
+    at = [time_to_threshold(run, time_axis, threshold) * time_axis.scale for run in with_rows]
     known = sorted(value for run, value in zip(with_rows, at) if run.completed or math.isfinite(value))
     n = len(known)
-    # Without numpy's median, which makes NaN of two infinities.
+    # numpy's median would return NaN for two infinities.
     middle = (known[(n - 1) // 2] + known[n // 2]) / 2 if n else math.inf
     each = tuple(value if math.isfinite(value) else None for value in at)
     median = middle if math.isfinite(middle) else None
@@ -254,5 +261,5 @@ def threshold_result(runs: Sequence[Run], clock: TimeAxis, threshold: float) -> 
 
 
 def threshold_of(thresholds: Mapping[str, float], game: str) -> float | None:
-    """The threshold of a game; the one under the empty name is for all games."""
+    """Return the threshold of a game, or else the threshold for all games, which has the empty name."""
     return thresholds.get(game, thresholds.get(""))

@@ -136,9 +136,9 @@ def _game(
     return {
         "title": game.game,
         "forests": [
-            forest(game, clock, window)
-            for clock in reversed(TIME_AXES)
-            if (window := game.windows[clock.key]) is not None
+            forest(game, time_axis, window)
+            for time_axis in reversed(TIME_AXES)
+            if (window := game.windows[time_axis.key]) is not None
         ],
         "explanation": f"Line: {mean}, noisy metrics smoothed over {SMOOTH_SHARE:.0%} of the axis; thin "
         "lines: seeds; band: 95 % bootstrap interval of the mean; thin and dashed: fewer seeds are left.",
@@ -152,13 +152,13 @@ def _game(
 def _chart(panel: Panel, charts: list[dict[str, Any]], reference: Reference | None = None) -> dict[str, Any]:
     """Return the caption of a chart. Adds its data to `charts`."""
     data = curve_data(smoothed(panel), runs=panel.key == "return")
-    clock = panel.clock.key.replace("_", " ")
+    time_axis = panel.time_axis.key.replace("_", " ")
     caption: dict[str, Any] = {
         "index": len(charts),
-        "title": f"{panel.title} over {clock}",
+        "title": f"{panel.title} over {time_axis}",
         "unit": panel.unit,
     }
-    if reference is not None and (panel.key, panel.clock.key) == ("return", "timesteps"):
+    if reference is not None and (panel.key, panel.time_axis.key) == ("return", "timesteps"):
         data["reference"] = _published_lines(reference, float(panel.grid[-1]))
         caption["unit"] += ", published PPO in grey"
     charts.append(data)
@@ -184,9 +184,9 @@ def _published_lines(reference: Reference, end: float) -> list[dict[str, Any]]:
     ]
 
 
-def forest(game: GameResult, clock: TimeAxis, window: TimeWindow) -> dict[str, Any]:
+def forest(game: GameResult, time_axis: TimeAxis, window: TimeWindow) -> dict[str, Any]:
     """Return a forest plot: the return of every group at the end of `window`, as places along the axis."""
-    metric = f"return_at_{clock.key}"
+    metric = f"return_at_{time_axis.key}"
     shown = [values[np.isfinite(values)] for values in (result.values[metric] for result in game.groups)]
     estimates = [result.estimates[metric] for result in game.groups]
     shown += [np.array([each.low, each.high]) for each in estimates if each and each.low is not None]
@@ -210,8 +210,8 @@ def forest(game: GameResult, clock: TimeAxis, window: TimeWindow) -> dict[str, A
         rows.append(row)
     ticks = round_ticks(low, high)
     return {
-        "title": f"Return at {clock.title}",
-        "point": window_text(clock, window.end),
+        "title": f"Return at {time_axis.title}",
+        "point": window_text(time_axis, window.end),
         "rows": rows,
         "ticks": [(place(tick), tick_text(tick, np.array(ticks))) for tick in ticks],
         "unit": BY_KEY[metric].unit,

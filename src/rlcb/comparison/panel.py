@@ -1,4 +1,4 @@
-"""One panel of a comparison's plot: lines with their spread, names at their ends, published figures."""
+"""Draw one panel of a comparison's picture: curves with intervals, names at their ends, published curves."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from rlcb.text import count_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Readers with any colour vision can tell these apart; all are dark enough for text on white (Okabe and Ito's,
-# Paul Tol's). Beyond them colours come again with other dashes.
+# Distinguishable with any colour vision, and dark enough for text on white (after Okabe and Ito, and Paul
+# Tol). Further groups repeat the colours with other dashes.
 COLOURS = ("#0072B2", "#D55E00", "#007A5E", "#A0457F", "#8A6D00", "#5F6469", "#6B3E12", "#7A3E9D")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
-MAX_LABELS = 8  # groups named at the ends of their lines; more get a legend
-EARLY, END = 0.8, 0.97  # of the axis: lines that end before are named where they end, or get a dot
-NAME_SIZE, NAME_HEIGHT = 12.0, 14.5  # of a name and of one of its lines, in points
-CHARACTER = 0.56  # width of a character over the size of the text, on average and a little more
-NAME_WIDTHS = (16, 22, 30)  # characters in a line of a name: the fewest that leave room for all names
+MAX_LABELS = 8  # with more groups, a legend replaces the names at the ends of the lines
+EARLY, END = 0.8, 0.97  # shares of the axis: lines ending before EARLY are named there, before END get a dot
+NAME_SIZE, NAME_HEIGHT = 12.0, 14.5  # font size and line height of names, in points
+CHARACTER = 0.56  # average width of a character over the font size, with a margin
+NAME_WIDTHS = (16, 22, 30)  # line lengths of names in characters; the shortest that fits is used
 
 
 class Look(NamedTuple):
-    """What the panels of a plot have in common."""
+    """The look that all panels of a picture share."""
 
     styles: Mapping[str, dict[str, Any]]
     """Colour and dashes by group."""
     seeds: int | None
-    """Of every group; None if they have not equally many."""
+    """Number of seeds per group; None if the groups have different numbers."""
     name_width: int
 
 
 class End(NamedTuple):
-    """Where a line ends, in the units of the panel, and what is written there."""
+    """The end of a line in data units, with the name and colour of its label."""
 
     x: float
     y: float
@@ -54,7 +54,7 @@ def style_of(index: int) -> dict[str, Any]:
 
 
 def end_name(curve: GroupCurve, seeds: int | None) -> str:
-    """The name of a group; with n where its line ends with fewer seeds, or where it does not have `seeds`."""
+    """Return the label of a group, with n if its line ends with fewer seeds or if n differs from `seeds`."""
     n = curve.band.n
     most, last = int(n.max()), int(n[np.flatnonzero(n)[-1]])
     if last < most:
@@ -63,7 +63,7 @@ def end_name(curve: GroupCurve, seeds: int | None) -> str:
 
 
 def name_width(names: Iterable[str], lines: float) -> int:
-    """Characters in a line of a name, so that all names stand above each other in so many lines."""
+    """Return the number of characters per line with which all names fit into this number of lines."""
     names = list(names)
     for width in NAME_WIDTHS:
         if sum(len(textwrap.wrap(name, width)) + 0.25 for name in names) <= lines:
@@ -122,7 +122,7 @@ def _halo() -> list[Any]:
 
 
 def _draw_reference(ax: Axes, panel: Panel, reference: Published) -> None:
-    """The published figures up to the end of the runs; a note where they begin later."""
+    """Draw the published curves up to the end of the runs, or a note if they start later."""
     end, (low, high) = float(panel.grid[-1]), ax.get_ylim()
     x = reference.timesteps
     kept = np.flatnonzero(x <= end)
@@ -154,7 +154,7 @@ def _draw_reference(ax: Axes, panel: Panel, reference: Published) -> None:
 
 
 def _name_reference(ax: Axes, reference: Published, last: int) -> None:
-    """The published lines by name at their last points in view, the higher one above, the lower one below."""
+    """Label the two published curves at their last visible points, the higher one above, the lower below."""
     x = float(reference.timesteps[last])
     lines = [
         (float(reference.train_mean[last]), float(reference.train_std[last]), "training levels"),
@@ -180,9 +180,13 @@ def _dress(ax: Axes, panel: Panel) -> None:
 
     ax.set_xlim(0, float(panel.grid[-1]))
     ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    ax.set_xlabel(panel.clock.unit if panel.clock.key == "timesteps" else f"{panel.clock.unit} of wall clock")
+    ax.set_xlabel(
+        panel.time_axis.unit
+        if panel.time_axis.key == "timesteps"
+        else f"{panel.time_axis.unit} of wall clock"
+    )
     formatter = FuncFormatter(lambda value, _: count_text(value))
-    if panel.clock.key == "timesteps":
+    if panel.time_axis.key == "timesteps":
         ax.xaxis.set_major_formatter(formatter)
     if panel.key in ("timesteps", "fps"):
         ax.yaxis.set_major_formatter(formatter)
@@ -190,9 +194,10 @@ def _dress(ax: Axes, panel: Panel) -> None:
 
 
 def spread(places: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """Middles of names (rising, as shares of a panel's height) moved apart until none covers another.
+    """Move labels apart until none overlaps another, and return their new centres.
 
-    They stay within the panel, as long as all together are no higher than it.
+    `places` are rising centres and `heights` the label heights, both as shares of the panel's height. Labels
+    stay within the panel if they fit into it.
     """
     moved = list(places)
     for _ in range(300):
@@ -206,18 +211,18 @@ def spread(places: Sequence[float], heights: Sequence[float]) -> list[float]:
 
 
 def _ordered(ax: Axes, ends: Sequence[End]) -> list[tuple[End, float]]:
-    """Ends from the lowest to the highest, each with its height as a share of the panel's."""
+    """Return the ends from lowest to highest, each with its height as a share of the panel's height."""
     low, high = ax.get_ylim()
     return [(end, (end.y - low) / (high - low)) for end in sorted(ends, key=lambda end: end.y)]
 
 
 def _points(ax: Axes) -> tuple[float, float]:
-    """Width and height of a panel."""
+    """Return width and height of a panel in points."""
     return ax.bbox.width * 72 / ax.figure.dpi, ax.bbox.height * 72 / ax.figure.dpi
 
 
 def _name_early(ax: Axes, ends: Sequence[End]) -> None:
-    """A dot and the name at the end of each line; above on its left where there is no room on the right."""
+    """Draw a dot and a name at the end of each line; without room on the right, above it on the left."""
     width, height = _points(ax)
     share, placed = NAME_HEIGHT / height, []
     for end, start in _ordered(ax, ends):
@@ -234,7 +239,7 @@ def _name_early(ax: Axes, ends: Sequence[End]) -> None:
 
 
 def _name_at_edge(ax: Axes, ends: Sequence[End], width: int) -> None:
-    """Names beside the panel; what leads from a line to its name is grey and outside the panel only."""
+    """Write the names beside the panel, with grey leader lines outside the panel."""
     from matplotlib.lines import Line2D
 
     share = NAME_HEIGHT / _points(ax)[1]

@@ -1,7 +1,7 @@
-"""What a Procgen return is worth: ranges that put the games on one scale, and published figures of PPO.
+"""Published facts about Procgen: score ranges that put the games on one scale, and results of PPO.
 
-Both come from Cobbe et al. 2020, "Leveraging Procedural Generation to Benchmark Reinforcement Learning", and
-from the code and results that were published with it. Plain facts: importing this loads numpy alone.
+Source: Cobbe et al. 2020, "Leveraging Procedural Generation to Benchmark Reinforcement Learning", and the
+code and results published with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlcb.config.games import procgen_game
 
 NORMALISATION = "openai/train-procgen, train_procgen/constants.py"
-"""Where the ranges come from. Some later papers use (3, 10) for easy jumper and leaper."""
+"""The source of the ranges. Some later papers use (3, 10) for easy jumper and leaper."""
 
 # game: ((easy min, easy max), (hard min, hard max)), in raw return of an episode.
 RANGES = {
@@ -38,7 +38,7 @@ RANGES = {
 
 
 def score_range(env_id: str, distribution_mode: str | None) -> tuple[float, float] | None:
-    """The returns that count as 0 and as 1 in a game; None where no range was published."""
+    """Return the returns that are normalised to 0 and 1 in a game; None if no range was published."""
     game = procgen_game(env_id)
     if game is None or distribution_mode not in ("easy", "hard"):
         return None
@@ -46,7 +46,7 @@ def score_range(env_id: str, distribution_mode: str | None) -> tuple[float, floa
 
 
 def normalise(returns: Any, limits: tuple[float, float]) -> NDArray[np.float64]:
-    """(return - min) / (max - min), elementwise: 0 is no skill, 1 the maximum; neither end is clipped."""
+    """Normalise returns elementwise: (return - min) / (max - min), without clipping."""
     low, high = limits
     scores: NDArray[np.float64] = (np.asarray(returns, np.float64) - low) / (high - low)
     return scores
@@ -62,7 +62,7 @@ REFERENCE_NOTE = (
 )
 REFERENCE_MODE = "easy"
 REFERENCE_RUNS = 3
-# The settings of the published runs that a run can be held against, by the dotted key of the configuration.
+# The settings of the published runs, by dotted key of the configuration.
 REFERENCE_SETTINGS: dict[str, Any] = {
     "algorithm": "ppo",
     "env.distribution_mode": "easy",
@@ -158,7 +158,7 @@ def _parse(table: str, game: str) -> tuple[NDArray[np.float64], NDArray[np.float
 
 
 def published(env_id: str, distribution_mode: str | None) -> Published | None:
-    """The published figures of PPO in a game; None for other environments and for modes other than easy."""
+    """Return the published results of PPO in a game; None for other environments or modes."""
     game = procgen_game(env_id)
     if game is None or distribution_mode != REFERENCE_MODE:
         return None

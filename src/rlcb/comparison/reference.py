@@ -1,4 +1,4 @@
-"""The published learning curves of PPO beside the compared runs."""
+"""Compare the runs with the published learning curves of PPO."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlcb.text import count_text
 
 @dataclass
 class Reference:
-    """What was published for a game, and the groups' training returns at the same timesteps."""
+    """The published results of a game, and the groups' training returns at the same timesteps."""
 
     game: str
     figures: Published
@@ -37,7 +37,7 @@ class Reference:
 
 
 def references(comparison: Comparison) -> list[Reference]:
-    """One for each game that has published figures; empty unless they were asked for."""
+    """Return the reference of each game with published results; empty without the option `reference`."""
     if not comparison.options.reference:
         return []
     found = [_reference(game, comparison) for game in comparison.games]
@@ -45,13 +45,13 @@ def references(comparison: Comparison) -> list[Reference]:
 
 
 def without_reference(comparison: Comparison) -> list[str]:
-    """Games for which figures were asked for but none are published."""
+    """Return the games without published results, if references were requested."""
     known = {each.game for each in references(comparison)}
     return [game.game for game in comparison.games if game.game not in known]
 
 
 def _reference(game: GameResult, comparison: Comparison) -> Reference | None:
-    # Hard-mode runs are not comparable with the published easy ones, so they do not count.
+    # The published runs use easy mode, so runs in other modes are left out.
     modes = [result.group.runs[0].setting("env.distribution_mode") for result in game.groups]
     figures = next((each for mode in modes if (each := published(game.env, mode)) is not None), None)
     if figures is None:
@@ -69,40 +69,43 @@ def _reference(game: GameResult, comparison: Comparison) -> Reference | None:
 
 
 def _differing(group: Group) -> str:
-    """`PPO parallel: env.num_envs 128 (published 64), ..., not recorded: precision`."""
+    """Describe how a group's settings differ from the published runs; empty if they do not differ.
+
+    Example: `PPO parallel: num_envs 128 (published 64), not recorded: precision`.
+    """
     run, parts, unknown = group.runs[0], [], []
     for key, value in REFERENCE_SETTINGS.items():
         section, _, name = key.rpartition(".")
-        ours = run.algorithm if key == "algorithm" else run.setting(key)
-        if ours == "auto" and key == "model.architecture":  # the IMPALA network, for images
-            ours = "impala"
-        if ours is None and name not in (run.setting(section) or {}):
+        measured = run.algorithm if key == "algorithm" else run.setting(key)
+        if measured == "auto" and key == "model.architecture":  # IMPALA-CNN for images
+            measured = "impala"
+        if measured is None and name not in (run.setting(section) or {}):
             unknown.append(name)
-        elif ours != value:
-            parts.append(f"{name} {show(ours)} (published {show(value)})")
+        elif measured != value:
+            parts.append(f"{name} {show(measured)} (published {show(value)})")
     parts += [f"not recorded: {', '.join(unknown)}"] if unknown else []
     return f"{group.label}: {', '.join(parts)}" if parts else ""
 
 
 def reference_table(reference: Reference) -> Table:
-    """Published figures and ours, at the published timesteps that some run reached, and at the next one."""
+    """Return the table of published and measured returns, up to one published timestep after the last run."""
     header = ["Timesteps", "Published, training levels", "Published, all levels", *reference.groups]
     note = (
-        f"{REFERENCE_NOTE}; ours: mean of the last 100 training episodes. {REFERENCE_CITATION}. "
+        f"{REFERENCE_NOTE}; these runs: mean of the last 100 training episodes. {REFERENCE_CITATION}. "
         f"Settings that differ: {'; '.join(reference.differing) or 'none of those recorded'}; the published "
-        "runs used a GPU, which their wall clock would show, so they are laid under timesteps only."
+        "runs used a GPU, so they are shown over timesteps only, not over wall clock."
     )
     table = Table(f"Published PPO: {reference.game}", header, note=note)
     for index, timesteps in enumerate(reference.figures.timesteps):
-        ours = [found[index] for found in reference.groups.values()]
-        cells = [spread_text(BY_KEY["final_reward"], each) if each else MISSING for each in ours]
-        seeds = [f" (n={each.n})" if each else "" for each in ours]
+        measured = [found[index] for found in reference.groups.values()]
+        cells = [spread_text(BY_KEY["final_reward"], each) if each else MISSING for each in measured]
+        seeds = [f" (n={each.n})" if each else "" for each in measured]
         train = f"{reference.figures.train_mean[index]:.2f} ± {reference.figures.train_std[index]:.2f}"
         test = f"{reference.figures.test_mean[index]:.2f} ± {reference.figures.test_std[index]:.2f}"
-        of = f" (n={REFERENCE_RUNS})"
+        runs = f" (n={REFERENCE_RUNS})"
         table.rows.append(
-            [count_text(timesteps), train + of, test + of, *(c + n for c, n in zip(cells, seeds))]
+            [count_text(timesteps), train + runs, test + runs, *(c + n for c, n in zip(cells, seeds))]
         )
-        if all(each is None for each in ours) and index:
+        if all(each is None for each in measured) and index:
             break
     return table

@@ -1,4 +1,4 @@
-"""Reading what runs left, fast, without trusting what lies there."""
+"""Read the results of runs quickly, and reject damaged files."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from rlcb.errors import UsageError
 from rlcb.training.run_folder import CONFIG_FILE
 
 RECORD_FILE, ROWS_FILE, COLUMNS_FILE = "benchmark_metrics.json", "metrics.jsonl", "metrics.json"
-PARTS = ("hardware", "software", "performance", "resource_usage")  # of a record: names with values, or null
+PARTS = ("hardware", "software", "performance", "resource_usage")  # parts of a record: dictionaries or null
 MANY_BYTES, MAX_WORKERS = 100 * 2**20, 8
 
 
 class Unusable(Exception):
-    """A run that cannot be compared; the message says why, in a few words."""
+    """Raised for a run that cannot be compared; the message is the reason in a few words."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one run left. Runs are equal only to themselves."""
+    """The results of one run. Runs are compared by identity."""
 
     path: Path
     record: dict[str, Any]
-    """benchmark_metrics.json; of a run that has none, what its config.yaml and its rows say."""
+    """The contents of benchmark_metrics.json; without this file, a record made from config.yaml and rows."""
     series: dict[str, Values]
-    """Each of COLUMNS, (rows,); NaN where a figure is missing."""
+    """Each of COLUMNS as an array (rows,); NaN where a value is missing."""
     evaluation: dict[str, Any] | None = None
     notes: tuple[str, ...] = field(default=())
-    """What a reader has to know: interrupted, no rows, ..."""
+    """Remarks for the reader, such as `interrupted` or `no rows`."""
 
     @property
     def algorithm(self) -> str:
@@ -64,38 +64,40 @@ class Run:
 
     @property
     def status(self) -> str:
-        """completed, interrupted, or unfinished: one that left no record, for it runs still or was killed."""
+        """completed, interrupted, or unfinished (no record: the run is still running or was killed)."""
         return str(self.record["status"])
 
     @property
     def completed(self) -> bool:
-        """Whether it used all of its budget, so that figures that grow with time stand for it."""
+        """Whether the run used its whole budget."""
         return self.status == "completed"
 
     @property
     def threads(self) -> float:
-        """Threads of all its processes; NaN where the record does not say."""
+        """The number of threads of all processes; NaN if it is not recorded."""
         found = dig(self.record, "hardware.threads")
         if isinstance(found, dict):
             found = list(found.values())
         return math.fsum(map(as_number, found)) if isinstance(found, list) and found else math.nan
 
     def setting(self, key: str) -> Any:
-        """A setting by its dotted key; None if the run does not have it."""
+        """Return a setting by its dotted key; None if the run does not have it."""
         return dig(self.record["config"], key)
 
     def number(self, key: str) -> float:
-        """A figure of the record by its dotted key; NaN if it is missing."""
+        """Return a number of the record by its dotted key; NaN if it is missing."""
         return as_number(dig(self.record, key))
 
 
 def dig(data: Any, key: str) -> Any:
+    """Return the value at a dotted key in nested dictionaries; None if it is missing."""
     for part in key.split("."):
         data = data.get(part) if isinstance(data, Mapping) else None
     return data
 
 
 def as_number(value: Any) -> float:
+    """Return a finite number as float; NaN for anything else."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else math.nan
 
 
@@ -120,9 +122,9 @@ def load_run(path: Path) -> Run:
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run | Unusable]:
-    """Read runs, in the order of their paths; where much is to be read, with all cores.
+    """Read runs, in the order of their paths; more than MANY_BYTES are read by several processes.
 
-    Children are forked: they only read files, and starting them anew would take as long as reading does.
+    The processes are forked: they only read files, and spawning them would take as long as reading.
     """
     workers = min(usable_cores(), len(paths), MAX_WORKERS)
     size = sum(each.stat().st_size for path in paths for each in path.glob(f"logs/*/{ROWS_FILE}"))
@@ -130,10 +132,10 @@ def load_runs(paths: Sequence[Path]) -> list[Run | Unusable]:
         return [_loaded(path) for path in paths]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forking beside threads
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks with threads
             with ProcessPoolExecutor(workers, get_context("fork")) as pool:
                 return list(pool.map(_loaded, paths))
-    except (OSError, BrokenExecutor):  # no room for processes
+    except (OSError, BrokenExecutor):  # the machine cannot start more processes
         return [_loaded(path) for path in paths]
 
 
@@ -154,7 +156,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
-    """benchmark_metrics.json if there is one. Raises Unusable."""
+    """Return the contents of benchmark_metrics.json; None if there is none. Raises Unusable if damaged."""
     if not (path / RECORD_FILE).exists():
         return None
     record = _read_json(path / RECORD_FILE)
@@ -175,7 +177,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
 
 
 def _record_from_rows(path: Path, series: Mapping[str, Values]) -> dict[str, Any]:
-    """What is known of a run without a record."""
+    """Make a record for a run without one, from its configuration and its last row. Raises Unusable."""
     try:
         config = read_config_file(path / CONFIG_FILE)
     except UsageError as error:
@@ -217,7 +219,7 @@ def _rows_path(path: Path, record: Mapping[str, Any] | None) -> Path | None:
 
 
 def _read_series(path: Path, record: Mapping[str, Any] | None) -> dict[str, Values]:
-    """The columns of metrics.jsonl; where it lies elsewhere and is gone, those of metrics.json."""
+    """Return COLUMNS of metrics.jsonl or, if that file is gone, of metrics.json. Raises Unusable."""
     rows_path = _rows_path(path, record)
     try:
         if rows_path is not None:
@@ -236,10 +238,10 @@ def _read_series(path: Path, record: Mapping[str, Any] | None) -> dict[str, Valu
 
 
 def _read_evaluation(path: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
-    """The evaluation that speaks for a run, and remarks on it.
+    """Return the evaluation that represents a run, None if there is none, and remarks.
 
-    Of the run's own policy in its own environment: of the latest timestep, then with sampled actions, then
-    with the most episodes, then the newest.
+    Only evaluations of the run's policy in its training environment count. Preferred are the latest timestep,
+    then sampled actions, then the most episodes, then the newest.
     """
     candidates, remarks = [], []
     for file in sorted(path.glob("evaluation/*.json")):
@@ -284,14 +286,14 @@ COLUMNS = (
 
 
 class DamagedLine(ValueError):
-    """Says which line."""
+    """Raised for a damaged line of metrics.jsonl; the message names the line."""
 
 
 def read_series(path: Path) -> dict[str, Values]:
-    """COLUMNS of a metrics.jsonl, (rows,) each. A last line that was cut while it was written is left out.
+    """Return COLUMNS of a metrics.jsonl, each (rows,), without an incomplete last line. Raises DamagedLine.
 
-    Line by line: memory that was just freed is used again, which takes half the time of parsing the whole
-    file at once; a file of 20,000 rows takes 80 ms. Raises DamagedLine.
+    Parsing line by line reuses freed memory and takes half the time of parsing the whole file at once: 80 ms
+    for 20,000 rows.
     """
     lines = path.read_bytes().splitlines()
     pick = itemgetter(*COLUMNS)
@@ -308,7 +310,7 @@ def read_series(path: Path) -> dict[str, Values]:
 
 
 def _careful_rows(lines: list[bytes]) -> list[tuple[Any, ...]]:
-    """COLUMNS of each line, None where a row lacks one. Raises DamagedLine that names the line."""
+    """Return COLUMNS of each line, with None for missing values. Raises DamagedLine."""
     rows = []
     for number, line in enumerate(lines, 1):
         try:

@@ -1,9 +1,9 @@
-"""Statistics over runs: curves on one grid, intervals, tests. Every function is pure.
+"""Statistics over runs: curves on a common grid, intervals and tests. All functions are pure.
 
-A *curve* is a pair of arrays (R,): where the figures stand (timesteps or seconds, rising) and the figures.
-`values` of a group are one figure for each of its seeds, (n,). Intervals are 95 %.
-Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", is the source of
-the interquartile mean, the stratified bootstrap and the probability of improvement.
+A *curve* is a pair of arrays (R,): rising positions (timesteps or seconds) and values. The `values` of a
+group are one number per seed, (n,). Intervals have a confidence of 95 %.
+The interquartile mean, the stratified bootstrap and the probability of improvement follow Agarwal et al.
+2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice".
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ SEED = 20_200_107
 
 
 class Bootstrap(NamedTuple):
-    """How intervals are drawn. Each has a generator of its own, so none depends on what came before it."""
+    """The settings of bootstrap intervals. Each interval has its own random generator, seeded by its name, so
+    intervals do not depend on each other."""
 
     samples: int = SAMPLES
     seed: int = SEED
@@ -35,7 +36,8 @@ class Bootstrap(NamedTuple):
 
 
 class IntervalEstimate(NamedTuple):
-    """A figure of a group: `std` is of the sample (n - 1); it and the interval are None for one seed."""
+    """The mean of a metric over `n` seeds, with sample standard deviation (n - 1) and interval (`low`,
+    `high`), which are None for one seed."""
 
     mean: float
     std: float | None
@@ -45,20 +47,21 @@ class IntervalEstimate(NamedTuple):
 
 
 def finite(values: ArrayLike) -> Values:
+    """Return the finite values as a float64 array."""
     array = np.asarray(values, np.float64)
     kept: Values = array[np.isfinite(array)]
     return kept
 
 
 def sample_std(values: ArrayLike) -> float | None:
-    """Standard deviation with n - 1; None for fewer than two values."""
+    """Return the standard deviation with n - 1; None for fewer than two values."""
     array = np.asarray(values, np.float64)
     return float(array.std(ddof=1)) if array.size > 1 else None
 
 
 def estimate(values: ArrayLike, bootstrap: Bootstrap, name: str) -> IntervalEstimate | None:
-    """Mean, sample standard deviation and bootstrap interval of the values that are finite; None without
-    any."""
+    """Return mean, sample standard deviation and bootstrap interval of the finite values; None if there are
+    none."""
     array = finite(values)
     if not array.size:
         return None
@@ -69,15 +72,15 @@ def estimate(values: ArrayLike, bootstrap: Bootstrap, name: str) -> IntervalEsti
 
 
 Statistic = Callable[[Sequence[Values]], Values]
-"""Maps strata, each (..., n), to one figure for each leading index, (...)."""
+"""Maps strata, each (..., n), to one value for each leading index, (...)."""
 
 
 def stratified_interval(
     strata: Sequence[Values], statistic: Statistic, bootstrap: Bootstrap, name: str
 ) -> tuple[float, float] | None:
-    """Percentile interval of `statistic` when every stratum (n,) is resampled with replacement by itself.
+    """Return the percentile bootstrap interval of `statistic`; each stratum (n,) is resampled separately.
 
-    None if some stratum has fewer than two values: it would look as if it did not vary.
+    None if a stratum has fewer than two values, because its resamples would not vary.
     """
     if any(len(stratum) < 2 for stratum in strata):
         return None
@@ -88,17 +91,15 @@ def stratified_interval(
     return percentile_interval(statistic(drawn))
 
 
-def percentile_interval(figures: Values) -> tuple[float, float]:
+def percentile_interval(values: Values) -> tuple[float, float]:
+    """Return the central 95 % interval of bootstrap values."""
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(figures, (tail, 1 - tail))
+    low, high = np.quantile(values, (tail, 1 - tail))
     return float(low), float(high)
 
 
 def interquartile_mean(scores: Values) -> Values:
-    """Mean of the middle half along the last axis: a quarter of the scores is cut off at either end.
-
-    Of n scores floor(n / 4) are cut at each end.
-    """
+    """Return the mean of the middle half along the last axis: floor(n / 4) scores are cut at each end."""
     ordered = np.sort(scores, axis=-1)
     cut = ordered.shape[-1] // 4
     middle: Values = ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
@@ -106,32 +107,32 @@ def interquartile_mean(scores: Values) -> Values:
 
 
 def pooled(strata: Sequence[Values]) -> Values:
-    """All scores of all strata on one last axis."""
+    """Concatenate the scores of all strata along the last axis."""
     return np.concatenate(strata, axis=-1)
 
 
 def mean_of_means(strata: Sequence[Values]) -> Values:
-    """The mean over games of each game's mean, so that a game with more seeds has no more weight."""
+    """Return the mean over games of each game's mean, so that all games have equal weight."""
     means: Values = np.mean([stratum.mean(-1) for stratum in strata], axis=0)
     return means
 
 
-def improvement(ours: Values, theirs: Values) -> Values:
-    """P(X > Y) with ties as one half, over the last axes (..., m) and (..., n): Mann-Whitney's U / (m n)."""
-    difference = ours[..., :, None] - theirs[..., None, :]
+def improvement(first: Values, second: Values) -> Values:
+    """Return P(X > Y) with ties as one half, of samples (..., m) and (..., n): Mann-Whitney's U / (m n)."""
+    difference = first[..., :, None] - second[..., None, :]
     shares: Values = ((difference > 0) + 0.5 * (difference == 0)).mean(axis=(-2, -1))
     return shares
 
 
 def improvement_over_games(strata: Sequence[Values]) -> Values:
-    """The mean over games of P(X > Y); `strata` has ours and theirs of each game in turn."""
+    """Return the mean over games of P(X > Y); `strata` alternates X and Y of each game."""
     pairs = zip(strata[::2], strata[1::2])
-    shares: Values = np.mean([improvement(ours, theirs) for ours, theirs in pairs], axis=0)
+    shares: Values = np.mean([improvement(first, second) for first, second in pairs], axis=0)
     return shares
 
 
 class Welch(NamedTuple):
-    """Welch's t-test: difference of means, its 95 % interval, t, degrees of freedom, two-sided p."""
+    """Welch's t-test: difference of means, 95 % interval, t, degrees of freedom and two-sided p."""
 
     difference: float
     low: float
@@ -141,19 +142,19 @@ class Welch(NamedTuple):
     p: float
 
 
-def welch(ours: ArrayLike, theirs: ArrayLike) -> Welch | None:
-    """Two-sided test of equal means without equal variances.
+def welch(first: ArrayLike, second: ArrayLike) -> Welch | None:
+    """Run Welch's t-test of equal means (two-sided, unequal variances).
 
-    None if a group has fewer than two values, or if neither has any spread: then t does not exist.
+    None if a group has fewer than two values, or if all values of both groups are equal.
     """
-    return welch_over_games([finite(ours), finite(theirs)])
+    return welch_over_games([finite(first), finite(second)])
 
 
 def welch_over_games(strata: Sequence[Values]) -> Welch | None:
-    """Welch's test of the mean over games of the differences of means; of one game, Welch's test itself.
+    """Run Welch's test on the mean over games of the differences of means.
 
-    `strata` has ours and theirs of each game in turn, (n,) each. Every stratum has its own variance, and the
-    degrees of freedom are Satterthwaite's over all of them.
+    `strata` alternates the first and the second group of each game, (n,) each. Every stratum has its own
+    variance; the degrees of freedom follow Satterthwaite. For one game this is Welch's test.
     """
     if any(stratum.size < 2 for stratum in strata):
         return None
@@ -166,13 +167,13 @@ def welch_over_games(strata: Sequence[Values]) -> Welch | None:
     sizes = np.array([stratum.size for stratum in strata])
     degrees = float(errors.sum() ** 2 / (errors**2 / (sizes - 1)).sum())
     t = difference / error
-    half = float(special.stdtrit(degrees, (1 + CONFIDENCE) / 2)) * error
+    half_width = float(special.stdtrit(degrees, (1 + CONFIDENCE) / 2)) * error
     p = 2 * float(special.stdtr(degrees, -abs(t)))
-    return Welch(difference, difference - half, difference + half, t, degrees, p)
+    return Welch(difference, difference - half_width, difference + half_width, t, degrees, p)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's adjustment for several tests; a test that does not exist stays None and does not count."""
+    """Adjust p values for several tests by Holm's method; None entries stay None and are not counted."""
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
@@ -183,7 +184,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def rising(xs: ArrayLike, ys: ArrayLike) -> tuple[Values, Values]:
-    """A curve without gaps and repetitions: finite points in order of x, of equal x the last."""
+    """Return the finite points of a curve, sorted by x; of points with equal x the last one."""
     x, y = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
     shown = np.isfinite(x) & np.isfinite(y)
     x, y = x[shown], y[shown]
@@ -194,7 +195,7 @@ def rising(xs: ArrayLike, ys: ArrayLike) -> tuple[Values, Values]:
 
 
 def on_grid(xs: Values, ys: Values, grid: ArrayLike) -> Values:
-    """A curve at the points of a grid by linear interpolation; NaN before its start and beyond its end."""
+    """Interpolate a curve linearly at the points of a grid; NaN before its start and after its end."""
     points = np.asarray(grid, np.float64)
     if not xs.size:
         return np.full(points.shape, np.nan)
@@ -203,9 +204,9 @@ def on_grid(xs: Values, ys: Values, grid: ArrayLike) -> Values:
 
 
 def area(xs: Values, ys: Values, start: float, end: float) -> float:
-    """Area under a curve between two points inside it, over their distance: the mean height. Trapezoids.
+    """Return the mean height of a curve between `start` and `end`, by the trapezoidal rule.
 
-    NaN if the curve does not reach over the whole of it.
+    NaN if the curve does not cover this interval.
     """
     if not xs.size or not (xs[0] <= start < end <= xs[-1]):
         return math.nan
@@ -216,14 +217,14 @@ def area(xs: Values, ys: Values, start: float, end: float) -> float:
 
 
 def first_reached(ys: Values, threshold: float) -> int | None:
-    """Index of the first figure at or above a threshold; None if there is none (NaN never is)."""
+    """Return the index of the first value at or above a threshold; None if there is none."""
     reached = np.flatnonzero(ys >= threshold)
     return int(reached[0]) if reached.size else None
 
 
 class Band(NamedTuple):
-    """A group's curve on a grid (P,): mean, interval and number of runs at each point; NaN where there is
-    none."""
+    """The mean curve of a group on a grid (P,), with interval and number of runs at each point; NaN where
+    they do not exist."""
 
     mean: Values
     low: Values
@@ -232,8 +233,7 @@ class Band(NamedTuple):
 
 
 def band(curves: Sequence[Values], bootstrap: Bootstrap, name: str) -> Band:
-    """Mean of curves on one grid, each (P,), with bootstrap intervals pointwise; a curve counts where it is
-    finite."""
+    """Return the mean of curves (P,), where they are finite, with pointwise bootstrap intervals."""
     table = np.vstack(curves)  # (runs, P)
     alive = np.isfinite(table)
     n = alive.sum(0)
@@ -253,10 +253,10 @@ def band(curves: Sequence[Values], bootstrap: Bootstrap, name: str) -> Band:
 
 
 def stratified_band(tables: Sequence[Values], bootstrap: Bootstrap, name: str) -> Band:
-    """The mean over games of each game's mean curve; `tables` has the runs of a game, (runs, P), for each.
+    """Return the mean over games of each game's mean curve; `tables` holds the runs (runs, P) of each game.
 
-    NaN where a game has no run any more; the interval is left out where some run has ended and if a
-    game has one run only; `n` is the number of runs of the game that has the fewest.
+    The mean is NaN where a game has no run. There is no interval where a run has ended, or if a game has only
+    one run. `n` is the smallest number of runs of a game.
     """
     alive = [np.isfinite(table) for table in tables]
     n = np.min([each.sum(0) for each in alive], axis=0)
@@ -277,11 +277,11 @@ def stratified_band(tables: Sequence[Values], bootstrap: Bootstrap, name: str) -
     return Band(mean, low, high, n)
 
 
-ENOUGH = 5  # runs of a group below which resamples say little
+ENOUGH = 5  # with fewer runs in a group, bootstrap intervals are too narrow
 
 
 def ratio_estimate(top: Values, bottom: Values, bootstrap: Bootstrap, name: str) -> IntervalEstimate | None:
-    """Mean of `top` (m,) over the mean of `bottom` (n,), with an interval for the ratio."""
+    """Return the ratio of the means of `top` (m,) and `bottom` (n,), with its interval."""
     if not top.size or not bottom.size or not bottom.mean() > 0:
         return None
     interval = stratified_interval([top, bottom], lambda s: s[0].mean(-1) / s[1].mean(-1), bootstrap, name)
@@ -292,11 +292,11 @@ def ratio_estimate(top: Values, bottom: Values, bootstrap: Bootstrap, name: str)
 def improvement_estimate(
     strata: Sequence[Values], name: str, bootstrap: Bootstrap
 ) -> IntervalEstimate | None:
-    """Probability of improvement over games; `strata` has ours and theirs of each game in turn, more being
-    better.
+    """Return the probability of improvement over games; `strata` alternates the first and the second group of
+    each game, with higher values better.
 
-    It has no interval where a group has few runs, or where all resamples say the same: one without width
-    would claim that there is no doubt.
+    There is no interval if a group has fewer than ENOUGH runs, or if all resamples are equal: an interval of
+    zero width would claim certainty.
     """
     if not strata or any(not stratum.size for stratum in strata):
         return None

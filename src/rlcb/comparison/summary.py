@@ -1,4 +1,4 @@
-"""The filled sheet `BENCHMARK RESULTS - [machine]`: what one posts of a benchmark on one's machine."""
+"""Write the summary `BENCHMARK RESULTS - [machine]`, a text of 80 columns for posting results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlcb.comparison.runs import Run
 from rlcb.comparison.tables import threshold_name
 from rlcb.comparison.text_report import WIDTH, all_warnings, unfairness
 
-NAME_WIDTH = 44  # of the names on the left
+NAME_WIDTH = 44  # width of the column of names
 SETTINGS = (
     ("Environments in all", "env.num_envs"),
     ("Levels", "env.num_levels"),
@@ -67,7 +67,7 @@ MARGINS = (
 
 
 def summary(comparison: Comparison) -> str:
-    """The whole sheet, 80 columns."""
+    """Return the summary as text with 80 columns."""
     runs = [run for result in comparison.results for run in result.group.runs]
     machines = list(dict.fromkeys(map(machine_of, runs)))
     name = machines[0] if len(machines) == 1 else f"{len(machines)} machines"
@@ -153,7 +153,7 @@ def _runs(game: GameResult) -> Iterator[str]:
 
 
 def _figure(result: GroupResult, key: str) -> tuple[str, str, str]:
-    """Name, mean and the figures of the runs; no mean where there is none."""
+    """Return name, mean and single values of a metric; empty texts if the group has no value."""
     metric, found = BY_KEY[key], result.estimates[key]
     if found is None:
         return "", "", ""
@@ -165,20 +165,20 @@ def _figure(result: GroupResult, key: str) -> tuple[str, str, str]:
 
 
 def _time_to_threshold(result: GroupResult, key: str) -> tuple[str, str, str]:
-    """The same of the way to a threshold: the median, and where each run got there."""
-    clock = TO_THRESHOLD[key]
-    found = result.reached.get(clock.key)
+    """Return name, median and single values of a time to the threshold; empty texts without a threshold."""
+    time_axis = TO_THRESHOLD[key]
+    found = result.reached.get(time_axis.key)
     if found is None:
         return "", "", ""
     each = [
-        window_text(clock, v / clock.scale) if math.isfinite(v) else MISSING
+        window_text(time_axis, v / time_axis.scale) if math.isfinite(v) else MISSING
         for v in result.values[key].tolist()
     ]
-    return threshold_name(BY_KEY[key], found), reached_text(clock, found), ", ".join(each)
+    return threshold_name(BY_KEY[key], found), reached_text(time_axis, found), ", ".join(each)
 
 
 def _winners(game: GameResult) -> Iterator[str]:
-    """For each figure that is tested who is ahead, by how much, and whether the test bears it out."""
+    """Yield for each tested metric the leader, its margin, and whether the test confirms the margin."""
     for key in TESTED:
         ranking = rank_in_game(game, key)
         if ranking is None or len(game.groups) < 2:
@@ -199,11 +199,11 @@ def _winners_over_games(comparison: Comparison) -> Iterator[str]:
 
 
 def winner_text(ranking: Ranking, pairs: Sequence[Pair], metric: Metric) -> str:
-    """The verdict on a figure, with the margin; `pairs` are of this figure."""
-    lacking = "did not get there with every seed" if metric.key in TO_THRESHOLD else "no figure"
+    """Describe the winner in one metric, with the margin; `pairs` are the tests of this metric."""
+    lacking = "did not reach it with every seed" if metric.key in TO_THRESHOLD else "no value"
     others = f"; {lacking}: {', '.join(ranking.missing)}" if ranking.missing else ""
     if ranking.runner_up is None:
-        return f"no winner: {ranking.leader} stands alone{others}"
+        return f"no winner: {ranking.leader} is the only group{others}"
     if ranking.tied:
         return f"no winner: {', '.join([ranking.leader, *ranking.tied])} are equal{others}"
     margin = [value_text(metric, ranking.margin), margin_interval(ranking, pairs, metric), metric.unit]
@@ -217,18 +217,22 @@ def winner_text(ranking: Ranking, pairs: Sequence[Pair], metric: Metric) -> str:
         doubt.append(f"not distinguishable from {', '.join(ranking.open)}")
     if ranking.untested:
         doubt.append(
-            f"no test against {', '.join(ranking.untested)} (it takes two seeds each, and some spread)"
+            f"no test against {', '.join(ranking.untested)} (a test needs two seeds each and some variance)"
         )
     return f"no winner shown: {ranking.leader} is {ahead}, but {'; '.join(doubt)}{others}"
 
 
 def margin_interval(ranking: Ranking, pairs: Sequence[Pair], metric: Metric) -> str:
-    """Welch's 95 % interval of what the leader is better by than the next group; empty without a test."""
+    """Return Welch's 95 % interval of the leader's margin over the runner-up; empty without a test."""
     both = {ranking.leader, ranking.runner_up}
-    test = next((pair for pair in pairs if {pair.ours, pair.theirs} == both and pair.welch is not None), None)
+    test = next(
+        (pair for pair in pairs if {pair.first, pair.second} == both and pair.welch is not None), None
+    )
     if test is None or test.welch is None:
         return ""
     ends = [test.welch.low, test.welch.high]
-    if (test.ours == ranking.leader) != (metric.better > 0):  # then the test has it the other way round
+    if (test.first == ranking.leader) != (
+        metric.better > 0
+    ):  # the sign of the test is opposite to that of the margin
         ends = [-end for end in reversed(ends)]
     return f"[{value_text(metric, ends[0])}, {value_text(metric, ends[1])}]"

@@ -1,4 +1,4 @@
-"""The tables of a comparison, as plain text in cells; how they are laid out is for each output to say."""
+"""The tables of a comparison, with plain text in their cells; each output has its own layout."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ from rlcb.comparison.runs import as_number, dig
 from rlcb.comparison.statistics import ENOUGH, IntervalEstimate
 from rlcb.text import counted
 
-MANY_PAIRS = 6  # beyond that texts show only those with the baseline; comparison.json has all
+MANY_PAIRS = 6  # with more pairs, tables show only those with the baseline; comparison.json has all
 PHASES = ("env", "inference", "learn", "sync", "wait", "other")
-TRIMMED = 4  # scores from which on an interquartile mean leaves some out
+TRIMMED = 4  # the interquartile mean of fewer scores is their mean
 
 
 @dataclass
 class Table:
-    """`header` names the columns; the first one names the rows. A cell may have a second line."""
+    """A table: the first column holds the names of the rows, `header` those of the columns. A cell may have
+    two lines."""
 
     title: str
     header: list[str]
@@ -49,16 +50,16 @@ class Table:
 
 
 def is_number_column(table: Table, index: int) -> bool:
-    """Whether a column is aligned to the right: all of its cells begin like figures."""
+    """Return whether a column is right-aligned because all of its cells start like numbers."""
     return index > 0 and all(row[index][:1] in "0123456789-+<n" for row in table.rows)
 
 
 def results_table(game: GameResult) -> Table:
-    """Every figure as mean ± sample standard deviation, below it the 95 % interval; a column for a group."""
+    """Return the metrics of a game, one column per group: mean ± standard deviation and 95 % interval."""
     note = "mean ± sample standard deviation over seeds; [95 % bootstrap interval of the mean]"
     table = Table(f"Results: {game.game}", ["", *(result.group.label for result in game.groups)])
     if not all(run.completed for result in game.groups for run in result.group.runs):
-        note += "; what a run that was cut short has less of is of completed runs only, n says of how many"
+        note += "; metrics that grow with the length of a run use completed runs only (their number is n)"
     table.note = note
     seeds = [", ".join(str(run.seed) for run in result.group.runs) for result in game.groups]
     table.rows.append(["Seeds (n)", *(f"n={len(r.group.runs)}\n({s})" for r, s in zip(game.groups, seeds))])
@@ -71,12 +72,12 @@ def results_table(game: GameResult) -> Table:
 
 
 def _row_name(game: GameResult, metric: Metric) -> str:
-    """Title and unit; for a figure at an equal point of a clock, where that is."""
-    for clock in TIME_AXES:
-        window = game.windows[clock.key]
-        if window is not None and metric.key in (f"return_at_{clock.key}", f"area_{clock.key}"):
-            start = f"{window_text(clock, window.start)} to " if metric.key.startswith("area") else ""
-            return f"{metric.title}\n({start}{window_text(clock, window.end)})"
+    """Return title and unit of a metric; for metrics at equal timesteps or wall clock, title and window."""
+    for time_axis in TIME_AXES:
+        window = game.windows[time_axis.key]
+        if window is not None and metric.key in (f"return_at_{time_axis.key}", f"area_{time_axis.key}"):
+            start = f"{window_text(time_axis, window.start)} to " if metric.key.startswith("area") else ""
+            return f"{metric.title}\n({start}{window_text(time_axis, window.end)})"
     return f"{metric.title} ({metric.unit})" if metric.unit and metric.key not in DERIVED else metric.title
 
 
@@ -87,46 +88,48 @@ def _cell(metric: Metric, result: GroupResult) -> str:
     if found is not None and found.n != len(result.group.runs) and metric.key not in DERIVED:
         text += f" (n={found.n})"
     if found is not None and metric.key in OF_WHOLE_RUNS and not any(r.completed for r in result.group.runs):
-        text += " (cut short)"
+        text += " (interrupted)"
     return f"{text}\n{interval}" if interval else text
 
 
 def threshold_name(metric: Metric, found: ThresholdResult) -> str:
-    """`Time to a return of 8`."""
+    """Return the title of a time to a threshold: `Time to a return of 8`."""
     return metric.title.replace("the threshold", f"a return of {found.threshold:g}")
 
 
 def _threshold_row(game: GameResult, metric: Metric) -> list[list[str]]:
-    """What the groups took to reach the threshold; no row without one."""
-    clock = TO_THRESHOLD[metric.key]
-    found = [result.reached.get(clock.key) for result in game.groups]
+    """Return the row with the groups' median times to the threshold; no row without a threshold."""
+    time_axis = TO_THRESHOLD[metric.key]
+    found = [result.reached.get(time_axis.key) for result in game.groups]
     some = next((each for each in found if each is not None), None)
     if some is None:
         return []
-    return [[f"{threshold_name(metric, some)}\n(median of seeds)", *(reached_text(clock, r) for r in found)]]
+    return [
+        [f"{threshold_name(metric, some)}\n(median of seeds)", *(reached_text(time_axis, r) for r in found)]
+    ]
 
 
 def pairs_table(pairs: Sequence[Pair], title: str, baseline: str) -> Table:
-    """Tests between groups; with many groups only those against the baseline."""
+    """Return the table of tests between groups; with many groups only the tests against the baseline."""
     header = ["First - second", "Difference [95 %]", "Welch's t", "p", "Holm's p"]
     header += ["P(first better) [95 %]", "n"]
     note = (
-        "Welch's t-test, p also adjusted by Holm's method over all pairs of a figure; P: the probability "
-        "that a run of the first is better than one of the second (of memory, gap, way to a threshold less "
-        f"is better), with an interval where both have {ENOUGH} runs and resamples differ; pairs without two "
-        "seeds each have no test"
+        "Welch's t-test, p also adjusted by Holm's method over all pairs of a metric; P: the probability "
+        "that a run of the first is better than one of the second (lower is better for memory, gap and time "
+        f"to a threshold), with an interval if both have {ENOUGH} runs and resamples differ; tests need two "
+        "seeds in each group"
     )
     chosen = [pair for pair in pairs if min(pair.counts) > 1]
-    labels = {pair.ours for pair in pairs} | {pair.theirs for pair in pairs}
+    labels = {pair.first for pair in pairs} | {pair.second for pair in pairs}
     if len(labels) * (len(labels) - 1) / 2 > MANY_PAIRS and baseline in labels:
-        chosen = [pair for pair in chosen if baseline in (pair.ours, pair.theirs)]
+        chosen = [pair for pair in chosen if baseline in (pair.first, pair.second)]
         note += f"; only pairs with {baseline} are shown, the JSON file has all"
     return Table(title, header, [_pair_row(pair) for pair in chosen], note)
 
 
 def _pair_row(pair: Pair) -> list[str]:
     metric, test, better = BY_KEY[pair.metric], pair.welch, pair.improvement
-    name = f"{metric.title}\n{pair.ours} - {pair.theirs}"
+    name = f"{metric.title}\n{pair.first} - {pair.second}"
     cells = [MISSING] * 4
     if test is not None:
         low, high = value_text(metric, test.low), value_text(metric, test.high)
@@ -140,7 +143,7 @@ def _pair_row(pair: Pair) -> list[str]:
 
 
 def across_table(comparison: Comparison) -> Table | None:
-    """Procgen-normalised scores over games; a column for a group."""
+    """Return the table of Procgen-normalised scores over games, one column per group."""
     across = comparison.across
     if across is None:
         return None
@@ -167,7 +170,7 @@ def across_table(comparison: Comparison) -> Table | None:
 
 
 def _trims(scores: Mapping[str, Aggregate]) -> bool:
-    """Whether the interquartile mean of some group is another figure than its mean."""
+    """Return whether a group has enough scores for an interquartile mean that differs from the mean."""
     return any(found.iqm.n >= TRIMMED for found in scores.values())
 
 
@@ -188,8 +191,7 @@ def _score_cell(found: IntervalEstimate, runs: int) -> str:
 
 
 def phase_shares(result: GroupResult) -> dict[str, float] | None:
-    """Share of the time by phase, the mean over runs; None if no run recorded it. Phases that the record
-    has beyond the known ones are kept."""
+    """Return the share of each phase in the training time, averaged over runs; None if none was recorded."""
     found = [each for run in result.group.runs if isinstance(each := run.record.get("time_breakdown"), dict)]
     names = list(dict.fromkeys([*PHASES, *(str(name) for each in found for name in each)]))
     if not found:
@@ -202,7 +204,7 @@ def phase_shares(result: GroupResult) -> dict[str, float] | None:
 
 
 def phases_table(game: GameResult) -> Table | None:
-    """Where the time went, by group."""
+    """Return the table of time shares by group and phase; None if no run recorded them."""
     found = {result.group.label: shares for result in game.groups if (shares := phase_shares(result))}
     if not found:
         return None
@@ -213,7 +215,7 @@ def phases_table(game: GameResult) -> Table | None:
 
 
 def runs_table(comparison: Comparison) -> Table:
-    """Every run by itself."""
+    """Return the table of single runs."""
     header = ["Run", "Group", "Game", "Seed", "Status", "Hours", "Timesteps", "FPS", "Final reward", "Notes"]
     table = Table("Runs", header)
     for result in comparison.results:

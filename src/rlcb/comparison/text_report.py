@@ -1,4 +1,4 @@
-"""A comparison as text: for the terminal, as a report, as Markdown."""
+"""Format a comparison as text: for the terminal, as a report, and as Markdown."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from rlcb.comparison.tables import (
 )
 
 WIDTH = 80
-NAME_WIDTH, CELL_WIDTH = 28, 24  # at most, of the first column and of the others: two groups fit into 80
-WIDE, WIDE_NAME = 136, 36  # of the report: hold the widest tables, of tests and of runs, in one piece
+NAME_WIDTH, CELL_WIDTH = 28, 24  # largest widths of the first and the other columns: two groups fit into 80
+WIDE, WIDE_NAME = 136, 36  # widths of the report and its first column: the widest tables fit in one block
 PROSE = 110
 TITLE = "COMPARISON OF RUNS"
 HEADER_RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
@@ -35,7 +35,7 @@ HEADER_RULE = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True
 
 
 def main_tables(comparison: Comparison) -> list[Table]:
-    """The tables that everybody looks at: figures of each game, scores over games, published figures."""
+    """Return the main tables: results of each game, scores over games, published results."""
     tables = [results_table(game) for game in comparison.games]
     across = across_table(comparison)
     tables += [across] if across is not None else []
@@ -43,7 +43,7 @@ def main_tables(comparison: Comparison) -> list[Table]:
 
 
 def further_tables(comparison: Comparison) -> list[Table]:
-    """Tests, where the time went, and single runs."""
+    """Return the tables of tests, time shares and single runs."""
     tables = []
     for game in comparison.games:
         tables.append(pairs_table(game.pairs, f"Tests: {game.game}", comparison.baseline))
@@ -55,7 +55,7 @@ def further_tables(comparison: Comparison) -> list[Table]:
 
 
 def all_warnings(comparison: Comparison) -> list[str]:
-    """Cautions, and what was asked for but cannot be given."""
+    """Return the warnings about the data, and about requested results that do not exist."""
     absent = without_reference(comparison) if comparison.options.reference else []
     found = data_warnings(comparison)
     if absent:
@@ -70,7 +70,7 @@ def unfairness(comparison: Comparison) -> list[str]:
 
 
 def terminal(comparison: Comparison, width: int = WIDTH) -> str:
-    """What is printed: 80 columns, or tables of another width."""
+    """Return the text for the terminal; `width` is the width of its tables."""
     return "\n".join(
         [
             *_title(TITLE),
@@ -82,7 +82,7 @@ def terminal(comparison: Comparison, width: int = WIDTH) -> str:
 
 
 def report(comparison: Comparison) -> str:
-    """comparison_report.txt: all tables, and how the figures were made."""
+    """Return comparison_report.txt: all tables and the methods."""
     further = [line for table in further_tables(comparison) for line in ["", *layout(table, WIDE)]]
     made = _section("How the figures were made", methods(comparison))
     return "\n".join([terminal(comparison, WIDE), *further, *made, ""])
@@ -140,7 +140,7 @@ def _printed(content: RenderableType, width: int) -> list[str]:
 
 
 def _blocks(widths: Sequence[int], width: int) -> Iterator[list[int]]:
-    """Which columns stand beside each other; the first one is in every block."""
+    """Yield the columns of each block that fits into `width`; the first column is in every block."""
     block, used = [0], widths[0]
     for index in range(1, len(widths)):
         if len(block) > 1 and used + 2 + widths[index] > width:
@@ -152,7 +152,7 @@ def _blocks(widths: Sequence[int], width: int) -> Iterator[list[int]]:
 
 
 def markdown(comparison: Comparison, picture: str) -> str:
-    """comparison.md; `picture` is the name of the plot beside it."""
+    """Return comparison.md; `picture` is the file name of the plot beside it."""
     lines = ["# Comparison of runs", ""]
     lines += [f"- {_escaped(item)}" for item in headline(comparison)]
     lines += ["", *(f"> {_escaped(item)}\n>" for item in all_warnings(comparison))]
@@ -187,7 +187,7 @@ def _markdown_table(table: Table) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape text so that Markdown shows it unchanged."""
     for sign in "\\|*_<>`#":
         text = text.replace(sign, f"\\{sign}" if sign not in "<>" else {"<": "&lt;", ">": "&gt;"}[sign])
     return text
