@@ -38,8 +38,8 @@ def methods(comparison: Comparison) -> list[str]:
         lines.append(
             f"A threshold is reached at the first update whose mean of {WINDOW} episodes is at or above it; "
             "means of fewer episodes do not count. The median counts seeds that never reached it as later "
-            "than all others, and leaves out seeds that were interrupted before. Groups are tested if every seed "
-            "that was not interrupted reached it."
+            "than all others, and leaves out seeds that were interrupted before. Groups are tested if every "
+            "seed that was not interrupted reached it."
         )
     lines.append(
         f"Speedup is the average FPS divided by the average FPS of {comparison.baseline}; efficiency gain is "
