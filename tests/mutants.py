@@ -27,7 +27,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 MODULES = {
     "gae": ("test_gae",),
     "vtrace": ("test_vtrace",),
-    "losses": ("test_ppo", "test_ppo_nodes", "test_impala"),
+    "losses": ("test_losses",),
     "reward_scaler": ("test_reward_scaler",),
     "learner": ("test_ppo", "test_impala"),
     "ppo": ("test_ppo", "test_ppo_nodes"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rlcb.rl.communicator import Communicator
-from rlcb.rl.reward_scaler import RewardScaler
+from rlcb.rl.reward_scaler import RewardScaler, SharedRewardScaler
 
 GAMMA = 0.97
 Rollouts = list[tuple[NDArray[np.float32], NDArray[np.bool_]]]
@@ -68,6 +69,58 @@ def test_statistics_keep_their_digits_when_returns_are_large_and_close_together(
     assert scaler.std == pytest.approx(expected, rel=1e-6)
 
 
+def test_discounted_returns_restart_after_an_episode() -> None:
+    scaler, before = RewardScaler(2, 0.5, clip=10.0), np.array([4.0, -8.0])
+    rewards = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+    ended = np.array([[False, True], [False, False], [True, False]])
+    # 0.5 * 4 + 1 = 3, 0.5 * 3 + 3 = 4.5, 0.5 * 4.5 + 5 = 7.25; 0.5 * -8 + 2 = -2, then 4, 0.5 * 4 + 6 = 8
+    expected = [[3, -2], [4.5, 4], [7.25, 8]]
+    np.testing.assert_array_equal(scaler.discount(rewards, ended, before), expected)
+    np.testing.assert_array_equal(before, [0, 8])
+
+
+def test_statistics_are_the_moments_of_all_discounted_returns() -> None:
+    rollouts, scaler = random_rollouts(3, 20, 2), RewardScaler(2, GAMMA, clip=10.0)
+    assert scaler.state() == {"count": 0.0, "mean": 0.0, "squared_deviations": 0.0, "returns": [0.0, 0.0]}
+    for rewards, ended in rollouts:
+        scaler.scale(rewards, ended, Communicator())
+    returns = all_discounted_returns(rollouts, GAMMA)
+    state = scaler.state()
+    assert state["count"] == returns.size
+    assert state["mean"] == pytest.approx(returns.mean(), rel=1e-9)
+    assert state["squared_deviations"] == pytest.approx(returns.size * returns.var(), rel=1e-9)
+
+
+def test_rewards_keep_their_size_before_the_first_statistics() -> None:
+    scaler = RewardScaler(2, GAMMA, clip=10.0)
+    assert scaler.std == 1
+    np.testing.assert_allclose(scaler.scaled(np.array([[3, -4]], np.float32)), [[3, -4]], rtol=1e-6)
+
+
+def test_returns_of_little_spread_are_scaled_up() -> None:
+    rewards, always = np.array([[0.1], [-0.1]], np.float32), np.ones((2, 1), np.bool_)
+    scaler = RewardScaler(1, GAMMA, clip=10.0)
+    np.testing.assert_allclose(scaler.scale(rewards, always, Communicator()), [[1], [-1]], rtol=1e-6)
+    assert scaler.std == pytest.approx(0.1, rel=1e-6)
+
+
+def test_workers_with_shared_statistics_scale_by_the_returns_of_all_of_them() -> None:
+    rollouts, statistics, held = random_rollouts(4, 20, 2), np.zeros(3), [0]
+
+    @contextlib.contextmanager
+    def locked() -> Iterator[None]:
+        held[0] += 1
+        yield
+
+    workers = [SharedRewardScaler(2, GAMMA, 10.0, statistics, locked) for _ in range(2)]
+    for index, (rewards, ended) in enumerate(rollouts):  # each worker has every other rollout
+        workers[index % 2].scale(rewards, ended, Communicator())
+    returns = np.stack([all_discounted_returns(rollouts[index::2], GAMMA) for index in range(2)])
+    assert workers[1].std == pytest.approx(returns.std(), rel=1e-9)
+    assert statistics[:2] == pytest.approx([returns.size, returns.mean()], rel=1e-9)
+    assert held == [4]
+
+
 def test_scaled_rewards_are_clipped_on_both_sides() -> None:
     rewards, ended = random_rollouts(1, 60, 2)[0]
     scaled = RewardScaler(2, GAMMA, clip=0.25).scale(rewards, ended, Communicator())
@@ -87,7 +140,7 @@ def test_rewards_that_are_always_zero_stay_zero() -> None:
 def test_rewards_without_spread_stay_finite() -> None:
     ones, always = np.ones((10, 2), np.float32), np.ones((10, 2), np.bool_)  # every return is 1
     scaled = RewardScaler(2, GAMMA, clip=10.0).scale(ones, always, Communicator())
-    assert np.isfinite(scaled).all()
+    np.testing.assert_array_equal(scaled, 10)  # 1 / (0 + 1e-8), clipped
 
 
 def test_several_processes_have_the_statistics_of_one(
