@@ -69,7 +69,7 @@ def assert_same(
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_every_game_steps_by_each_form_of_its_name(game: str, make: Maker) -> None:
+def test_every_game_is_found_by_each_form_of_its_name(game: str, make: Maker) -> None:
     trajectories = []
     for form in (game, f"procgen-{game}-v0", f"procgen:procgen-{game}-v0"):
         env = make(form, seeds=[3])
@@ -107,7 +107,7 @@ def test_each_mode_runs_on_a_game_that_has_it_and_differs_from_easy(
     assert np.array_equal(picture, easy) == (mode == "easy")
 
 
-def test_spaces_are_those_of_procgen(make: Maker) -> None:
+def test_spaces_equal_procgens(make: Maker) -> None:
     env = make(seeds=[1, 2, 3], group_size=2)
     assert env.num_envs == 6
     assert env.single_observation_space.shape == (64, 64, 3)
@@ -118,7 +118,7 @@ def test_spaces_are_those_of_procgen(make: Maker) -> None:
     assert env.action_space.contains(np.zeros(6, np.int64))
 
 
-def test_observations_are_contiguous_and_stay_as_they_were_when_the_environment_goes_on(make: Maker) -> None:
+def test_observations_are_contiguous_and_not_overwritten_by_the_next_step(make: Maker) -> None:
     env = make("starpilot", seeds=[1, 2])
     kept, _ = env.reset()
     copy = kept.copy()
@@ -140,7 +140,7 @@ def test_procgens_own_options_reach_the_game(make: Maker) -> None:
 # --- Groups and seeds ---
 
 
-def test_a_group_has_the_same_stream_wherever_it_stands(make: Maker) -> None:
+def test_a_group_has_the_same_random_stream_at_any_position(make: Maker) -> None:
     actions = actions_for(6, 60)
     together = make("coinrun", seeds=[11, 22, 33])
     first, _ = together.reset()
@@ -153,7 +153,7 @@ def test_a_group_has_the_same_stream_wherever_it_stands(make: Maker) -> None:
     assert not np.array_equal(first[:2], first[2:4])
 
 
-def test_native_threads_do_not_change_what_happens(make: Maker) -> None:
+def test_native_threads_do_not_change_observations_and_rewards(make: Maker) -> None:
     actions = actions_for(8, 60)
     envs = [make("fruitbot", seeds=[5, 6], group_size=4, num_threads=threads) for threads in (0, 1, 2)]
     starts = [env.reset()[0] for env in envs]
@@ -163,13 +163,13 @@ def test_native_threads_do_not_change_what_happens(make: Maker) -> None:
         assert_same(trajectory, trajectories[0])
 
 
-def test_the_first_reset_shows_the_levels_of_the_seed_and_another_seed_shows_others(make: Maker) -> None:
+def test_the_levels_after_the_first_reset_depend_on_the_seed(make: Maker) -> None:
     one, again, other = (make(seeds=[seed], group_size=4) for seed in (4, 4, 5))
     np.testing.assert_array_equal(one.reset()[0], again.reset()[0])
     assert not np.array_equal(one.level_seeds(), other.level_seeds())
 
 
-def test_a_reset_with_a_seed_begins_as_a_new_environment_with_it(make: Maker) -> None:
+def test_a_reset_with_a_seed_equals_a_new_environment_with_that_seed(make: Maker) -> None:
     actions = actions_for(4, 20)
     env = make(seeds=[1, 2])
     env.reset()
@@ -183,7 +183,7 @@ def test_a_reset_with_a_seed_begins_as_a_new_environment_with_it(make: Maker) ->
     np.testing.assert_array_equal(env.reset(seed=30)[0], counted.reset()[0])
 
 
-def test_a_reset_without_a_seed_begins_new_episodes(make: Maker) -> None:
+def test_a_reset_without_a_seed_starts_new_episodes(make: Maker) -> None:
     env = make(seeds=[1], group_size=8)
     env.reset()
     levels = env.level_seeds()
@@ -214,7 +214,7 @@ def test_an_ended_episode_shows_the_first_frame_of_the_next_one(make: Maker) -> 
     pytest.fail("no episode ended")
 
 
-def test_a_step_cap_truncates_after_exactly_so_many_steps_and_counts_anew(make: Maker) -> None:
+def test_max_episode_steps_truncates_every_episode_after_exactly_that_many_steps(make: Maker) -> None:
     env = make("starpilot", seeds=[2], group_size=8, max_episode_steps=7)
     env.reset()
     lengths = np.zeros(8, int)
@@ -231,7 +231,7 @@ def test_a_step_cap_truncates_after_exactly_so_many_steps_and_counts_anew(make: 
     assert len(seen) >= 8 * 8
 
 
-def test_a_reset_counts_the_steps_of_an_episode_anew(make: Maker) -> None:
+def test_a_reset_sets_the_step_count_of_episodes_to_zero(make: Maker) -> None:
     env = make("coinrun", seeds=[2], max_episode_steps=3)
     env.reset()
     for _ in range(2):
@@ -255,12 +255,12 @@ def levels_seen(env: ProcgenVectorEnv, resets: int = 10) -> NDArray[np.int64]:
     return np.concatenate(seen)
 
 
-def test_levels_come_from_the_set_that_was_asked_for(make: Maker) -> None:
+def test_levels_come_from_the_configured_set(make: Maker) -> None:
     seen = levels_seen(make(seeds=[1], group_size=16, num_levels=5, start_level=100))
     assert set(seen) == {100, 101, 102, 103, 104}
 
 
-def test_without_a_limit_the_start_level_still_holds(make: Maker) -> None:
+def test_without_a_limit_levels_still_start_at_the_start_level(make: Maker) -> None:
     start = MAX_LEVEL - 50
     seen = levels_seen(make(seeds=[1], group_size=16, num_levels=0, start_level=start))
     assert start <= seen.min() and seen.max() < MAX_LEVEL
@@ -270,7 +270,7 @@ def test_without_a_limit_the_start_level_still_holds(make: Maker) -> None:
     assert len(set(far)) > 150  # of 176: all levels behind it are open
 
 
-def test_without_a_limit_and_a_start_all_levels_are_open(make: Maker) -> None:
+def test_without_a_limit_and_a_start_level_all_levels_are_played(make: Maker) -> None:
     seen = levels_seen(make(seeds=[1], group_size=16, num_levels=0))
     assert len(set(seen)) > 150
     assert seen.max() > MAX_LEVEL // 2
@@ -284,7 +284,7 @@ def test_exploration_has_one_level(make: Maker) -> None:
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_a_restored_environment_goes_on_exactly_as_the_saved_one_through_new_episodes(
+def test_a_restored_environment_continues_exactly_like_the_saved_one_through_new_episodes(
     game: str, make: Maker
 ) -> None:
     env = make(game, seeds=[1, 2])
@@ -305,7 +305,7 @@ def test_a_restored_environment_goes_on_exactly_as_the_saved_one_through_new_epi
     np.testing.assert_array_equal(other.level_seeds(), expected_levels)
 
 
-def test_states_may_be_restored_into_other_groups(make: Maker) -> None:
+def test_states_can_be_restored_in_other_groups(make: Maker) -> None:
     env = make("bigfish", seeds=[1, 2])
     env.reset()
     play(env, actions_for(4, 10))
@@ -320,7 +320,7 @@ def test_states_may_be_restored_into_other_groups(make: Maker) -> None:
 # --- Rendering ---
 
 
-def test_frames_for_people_are_large_and_only_there_when_asked_for(make: Maker) -> None:
+def test_rendered_frames_are_large_and_exist_only_with_render(make: Maker) -> None:
     env = make(seeds=[1, 2], render=True)
     env.reset()
     frames = env.render()

@@ -181,7 +181,7 @@ def test_cartpole_is_a_vector_environment_of_float32_vectors(make: Maker) -> Non
     assert terminated.dtype == truncated.dtype == np.bool_
 
 
-def test_cartpole_behaves_as_gymnasiums_own_with_the_same_seeds(make: Maker) -> None:
+def test_cartpole_equals_gymnasiums_own_with_the_same_seeds(make: Maker) -> None:
     env = make("CartPole-v1", groups=2, group_size=2, seed=5)
     seeds = [seed for group in range(2) for seed in environment_seeds(group_seed(5, group), 2)]
     singles = [gymnasium.make("CartPole-v1") for _ in seeds]
@@ -214,7 +214,7 @@ def test_truncation_gives_the_final_observation_and_the_first_of_the_next_episod
         assert abs(observations[i]).max() <= 0.05  # CartPole begins near zero
 
 
-def test_seeds_follow_the_group_and_a_second_reset_draws_on(make: Maker) -> None:
+def test_seeds_belong_to_groups_and_a_second_reset_continues_the_random_streams(make: Maker) -> None:
     whole, _ = make("CartPole-v1", groups=3, group_size=2).reset()
     part_env = make("CartPole-v1", groups=2, group_size=2, first_group=1)
     part, _ = part_env.reset()
@@ -249,7 +249,9 @@ def test_arguments_reach_the_environment(make: Maker) -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
 @pytest.mark.parametrize("layout", SHAPES)
-def test_images_of_each_layout_come_as_height_width_channels(layout: str, dtype: str, make: Maker) -> None:
+def test_images_of_each_layout_are_returned_as_height_width_channels(
+    layout: str, dtype: str, make: Maker
+) -> None:
     env = make("Counting-v0", layout=layout, dtype=dtype)
     channels = 1 if layout == "HW" else 3
     ours = "uint8" if dtype == "uint8" else "float32"
@@ -271,7 +273,7 @@ def test_images_of_each_layout_come_as_height_width_channels(layout: str, dtype:
         np.testing.assert_array_equal(infos["final_obs"][i], zero + 4)
 
 
-def test_actions_count_from_zero_whatever_the_environment_counts_from(make: Maker) -> None:
+def test_actions_count_from_zero_for_every_environment(make: Maker) -> None:
     env = make("Counting-v0", start=5)
     assert env.single_action_space == spaces.Discrete(3)
     env.reset()
@@ -279,7 +281,7 @@ def test_actions_count_from_zero_whatever_the_environment_counts_from(make: Make
     np.testing.assert_array_equal(rewards, [5, 7])  # the reward is the environment's own action
 
 
-def test_each_environment_ends_its_episodes_by_itself(make: Maker) -> None:
+def test_each_environment_ends_its_episodes_independently(make: Maker) -> None:
     env = make("Counting-v0")
     env.reset()
     ends = [env.step(np.array([0, 2]))[2:4] for _ in range(12)]
@@ -289,7 +291,7 @@ def test_each_environment_ends_its_episodes_by_itself(make: Maker) -> None:
     assert terminated == [step % 3 == 0 for step in range(1, 13)]
 
 
-def test_frames_are_given_when_asked_for(make: Maker) -> None:
+def test_frames_are_rendered_if_requested(make: Maker) -> None:
     env = make("Counting-v0", render=True)
     env.reset()
     env.step(constant(env, 0))
@@ -333,7 +335,7 @@ def test_an_environment_that_cannot_be_built_is_refused_with_its_reason(make: Ma
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1"])
-def test_a_restored_environment_goes_on_exactly_as_the_saved_one_through_new_episodes(
+def test_a_restored_environment_continues_exactly_like_the_saved_one_through_new_episodes(
     env_id: str, make: Maker
 ) -> None:
     env, other = make(env_id, max_episode_steps=30), make(env_id, max_episode_steps=30, seed=9)
@@ -371,7 +373,7 @@ class Holder(gymnasium.Env[Any, Any]):
         vars(self).update(attributes)
 
 
-def test_plain_attributes_come_back_as_what_they_were() -> None:
+def test_plain_attributes_are_restored_with_their_types() -> None:
     attributes: dict[str, Any] = {
         "none": None,
         "number": 0.1 + 0.2,
@@ -404,12 +406,12 @@ def test_plain_attributes_come_back_as_what_they_were() -> None:
 @pytest.mark.parametrize(
     "value", [object(), {1, 2}, Colour.RED, Pair(1, 2), np.array([None]), gymnasium.Env.close.__get__(3)]
 )
-def test_what_would_not_come_back_as_it_was_cannot_be_saved(value: Any) -> None:
+def test_values_that_cannot_be_restored_exactly_are_refused(value: Any) -> None:
     with pytest.raises(state.OpaqueState, match=r"Holder\.thing"):
         state.capture(Holder(thing=[value]))
 
 
-def test_an_environment_that_holds_more_than_plain_data_says_that_it_cannot_be_saved(make: Maker) -> None:
+def test_the_state_of_an_environment_with_more_than_plain_data_is_none(make: Maker) -> None:
     for env_id, can_be_saved in (("Counting-v0", True), ("Engine-v0", False)):
         env = make(env_id)
         env.reset()

@@ -91,7 +91,7 @@ def values_of(model: ActorCritic, observations: NDArray[Any]) -> NDArray[np.floa
 
 
 @pytest.mark.parametrize("end_rate", [0.0, 0.2, 0.9])
-def test_bootstrap_values_are_those_of_the_true_successors(end_rate: float) -> None:
+def test_bootstrap_values_are_the_values_of_the_true_successors(end_rate: float) -> None:
     env, model = scripted(end_rate), small_model()
     rollout = RolloutBuffer(STEPS, ENVS, SPACES)
     make_collector(env, model).collect(rollout, 0)
@@ -128,7 +128,7 @@ def test_observations_rewards_and_ends_are_stored_as_the_environment_gave_them()
     np.testing.assert_array_equal(rollout.truncated, env.truncated & ~env.terminated)
 
 
-def test_log_probabilities_are_those_of_the_chosen_actions() -> None:
+def test_log_probabilities_belong_to_the_chosen_actions() -> None:
     env, model = scripted(), small_model()
     rollout = RolloutBuffer(STEPS, ENVS, SPACES)
     make_collector(env, model).collect(rollout, 0)
@@ -150,7 +150,7 @@ def test_the_second_rollout_begins_where_the_first_one_ended() -> None:
     )
 
 
-def test_workers_fill_their_columns_with_what_one_process_would() -> None:
+def test_workers_fill_their_columns_like_a_single_process() -> None:
     model = small_model()
     whole, shared = RolloutBuffer(STEPS, ENVS, SPACES), RolloutBuffer(STEPS, ENVS, SPACES)
     make_collector(scripted(), model).collect(whole, 3)
@@ -167,7 +167,7 @@ def test_workers_fill_their_columns_with_what_one_process_would() -> None:
         np.testing.assert_allclose(getattr(shared, name), getattr(whole, name), rtol=1e-4, atol=1e-6)
 
 
-def test_actions_follow_the_noise_of_seed_update_and_environment() -> None:
+def test_actions_depend_only_on_seed_update_and_environment() -> None:
     def actions(seed: int, update: int, first_env: int) -> NDArray[np.int64]:
         rollout = RolloutBuffer(STEPS, ENVS, SPACES)
         make_collector(scripted(), small_model(), seed, first_env).collect(rollout, update)
@@ -181,7 +181,7 @@ def test_actions_follow_the_noise_of_seed_update_and_environment() -> None:
 # --- Sampling ---
 
 
-def test_actions_come_as_often_as_the_softmax_says() -> None:
+def test_action_frequencies_match_the_softmax_probabilities() -> None:
     logits = torch.tensor([2.0, -1.0, 0.0, 0.5, -30.0, 1.0])
     count = 200_000
     noise = torch.from_numpy(action_noise(0, 0, 0, 200, count // 200).ravel())
@@ -217,7 +217,7 @@ def test_log_probabilities_of_samples_are_the_logarithms_of_the_softmax() -> Non
 
 @pytest.mark.parametrize("number_of_actions", [1, 2, 15, 1000])
 @pytest.mark.parametrize("noise", [0.0, 2**-53, 0.5, 1 - 2**-24, 1 - 2**-53])
-def test_noise_at_the_edges_gives_valid_actions_that_the_policy_could_take(
+def test_noise_at_the_ends_of_its_range_gives_actions_with_positive_probability(
     noise: float, number_of_actions: int
 ) -> None:
     rng = np.random.default_rng(number_of_actions)
@@ -240,7 +240,7 @@ def test_noise_at_the_edges_gives_valid_actions_that_the_policy_could_take(
 # --- Episodes ---
 
 
-def test_episodes_have_their_raw_return_and_length_also_across_rollouts() -> None:
+def test_episodes_across_rollouts_have_their_raw_return_and_length() -> None:
     env = scripted(0.15, steps=3 * STEPS)
     collector = make_collector(env, small_model(), first_env=8)
     found: list[tuple[Any, ...]] = []
@@ -264,7 +264,7 @@ def test_episodes_have_their_raw_return_and_length_also_across_rollouts() -> Non
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e39])
-def test_a_reward_that_a_rollout_cannot_hold_ends_the_run_and_names_environment_and_step(bad: float) -> None:
+def test_a_reward_outside_of_float32_ends_the_run_and_names_environment_and_step(bad: float) -> None:
     env = scripted(0.0)
     env.rewards[5, 2] = bad
     rollout = RolloutBuffer(STEPS, ENVS, SPACES)
@@ -285,14 +285,14 @@ def test_an_observation_that_is_not_finite_ends_the_run_in_one_line() -> None:
     assert "\n" not in message
 
 
-def test_a_first_observation_that_is_not_finite_is_found_before_anything_is_learned() -> None:
+def test_a_first_observation_that_is_not_finite_fails_before_learning_starts() -> None:
     env = scripted(0.0)
     env.shown[0, 3, 0] = np.inf
     with pytest.raises(RunError, match="environment 11 returned observation inf at its first reset"):
         make_collector(env, small_model(), first_env=8)
 
 
-def test_a_vector_that_raises_ends_the_run_and_names_its_environments_and_the_step() -> None:
+def test_a_vector_environment_that_raises_ends_the_run_and_names_environments_and_step() -> None:
     env = scripted(0.0, steps=4)  # the script is too short
     with pytest.raises(RunError) as caught:
         make_collector(env, small_model(), first_env=4).collect(RolloutBuffer(STEPS, ENVS, SPACES), 2)
@@ -361,7 +361,7 @@ def test_a_gymnasium_environment_that_raises_is_named_with_its_step_in_one_line(
     assert "OSError: the emulator" in message and "\n" not in message
 
 
-def test_the_heartbeat_comes_before_every_step_and_may_abandon_the_rollout() -> None:
+def test_the_heartbeat_is_called_before_every_step_and_may_abandon_the_rollout() -> None:
     class Stop(Exception):
         pass
 
@@ -381,7 +381,7 @@ def test_the_heartbeat_comes_before_every_step_and_may_abandon_the_rollout() -> 
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "coinrun"])
-def test_a_collector_that_loads_a_state_collects_what_the_saved_one_would_have(
+def test_a_collector_that_loads_a_state_continues_like_the_saved_one(
     env_id: str, make_env: Callable[..., Any]
 ) -> None:
     env = make_env(env_id, 2)
@@ -405,7 +405,7 @@ def test_a_collector_that_loads_a_state_collects_what_the_saved_one_would_have(
         np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name), err_msg=name)
 
 
-def test_environments_that_cannot_be_saved_are_reported_as_such() -> None:
+def test_environments_that_cannot_be_saved_are_reported() -> None:
     collector = make_collector(scripted(), small_model())
     state = collector.state()
     assert state["env_states"] is None

@@ -60,7 +60,7 @@ def network_thread(communicator: Communicator) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have names on Linux only")
-def test_the_thread_for_sockets_does_not_interrupt_those_that_compute() -> None:
+def test_the_socket_thread_does_not_interrupt_computing_threads() -> None:
     assert two_ranks("network_thread") == [[os.SCHED_BATCH], [os.SCHED_BATCH]]
 
 
@@ -93,13 +93,13 @@ def leave(communicator: Communicator) -> str:
     return "summed"
 
 
-def test_sums_gathers_and_the_main_process() -> None:
+def test_two_processes_sum_gather_and_follow_the_main_process() -> None:
     first, second = two_ranks("talk")
     assert first == ([3.0, 20.0], pytest.approx([0.2, 1.0]), 3.5, [("rank", 0), ("rank", 1)], True)
     assert second == ([3.0, 20.0], pytest.approx([0.2, 1.0]), 3.5, None, False)
 
 
-def test_replicas_that_differ_in_one_bit_are_an_error_that_names_them() -> None:
+def test_replicas_that_differ_in_one_bit_raise_an_error_that_names_them() -> None:
     for found in two_ranks("differ"):
         assert found == "RunError: the parameters differ from those of worker 0 on 1 worker: [1]"
 
@@ -110,7 +110,7 @@ def test_a_peer_that_is_gone_is_noticed() -> None:
     assert first.startswith(f"{PeerLost.__name__}: worker 0 lost the others")
 
 
-def test_one_process_alone_is_the_identity() -> None:
+def test_operations_of_a_single_process_are_the_identity() -> None:
     communicator = Communicator()
     tensor = torch.arange(3.0)
     assert communicator.sum_(tensor) is tensor
@@ -127,7 +127,7 @@ def place(rank: int, world_size: int, num_nodes: int) -> Communicator:
 
 
 @pytest.mark.parametrize(("world_size", "num_nodes"), [(1, 1), (3, 1), (2, 2), (6, 3), (4, 2)])
-def test_the_shares_of_a_minibatch_are_every_sample_once_each_on_the_node_that_has_it(
+def test_shards_hold_every_sample_of_a_minibatch_once_on_the_node_that_has_it(
     world_size: int, num_nodes: int
 ) -> None:
     n_steps, num_envs = 5, 12

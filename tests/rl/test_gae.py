@@ -82,7 +82,7 @@ def test_known_answer_at_the_end_of_an_episode(
     gamma=st.sampled_from([0.0, 0.9, 0.999, 1.0]),
     gae_lambda=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
 )
-def test_equals_the_double_sum_over_temporal_differences(
+def test_advantages_equal_the_double_sum_over_temporal_differences(
     seed: int, steps: int, envs: int, end_rate: float, gamma: float, gae_lambda: float
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -97,7 +97,7 @@ def test_equals_the_double_sum_over_temporal_differences(
     np.testing.assert_allclose(returns, expected + values, rtol=1e-4, atol=1e-5)
 
 
-def test_lambda_one_gives_the_discounted_sum_of_rewards_whatever_the_values_inside_an_episode() -> None:
+def test_lambda_one_gives_the_discounted_sum_of_rewards_for_any_values() -> None:
     rng = np.random.default_rng(3)
     rewards, values = rng.normal(size=(2, 6, 1)).astype(np.float32)
     next_values = np.concatenate([values[1:], column(2.0)])  # consistent: the true successors' values
@@ -107,7 +107,7 @@ def test_lambda_one_gives_the_discounted_sum_of_rewards_whatever_the_values_insi
         assert returns[t, 0] == pytest.approx(tail, rel=1e-5)
 
 
-def test_environments_do_not_touch_each_other_and_inputs_stay_as_they_are() -> None:
+def test_environments_are_independent_and_inputs_are_not_modified() -> None:
     rng = np.random.default_rng(4)
     rewards, values, next_values = rng.normal(size=(3, 5, 3)).astype(np.float32)
     terminated, truncated = rng.random((2, 5, 3)) < 0.3

@@ -149,7 +149,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 2e-5) -> 
     ("behaviour", "target", "value_target", "policy_loss"),
     [(0.4, 0.8, 1.0, 0.223144), (0.8, 0.4, 0.5, 0.458145)],
 )
-def test_known_loss_of_one_terminal_step_in_which_the_ratio_enters_once(
+def test_known_loss_of_one_terminal_step_uses_the_ratio_once(
     behaviour: float, target: float, value_target: float, policy_loss: float
 ) -> None:
     """Reward 1, V = 0, gamma 1: -log .8 * 1, and -log .4 * 1/2."""
@@ -174,7 +174,7 @@ def test_known_loss_of_one_terminal_step_in_which_the_ratio_enters_once(
     assert gradient[0].item() == pytest.approx(-(1 - target) * value_target, rel=1e-5)
 
 
-def test_successor_values_are_those_of_the_next_row_except_where_the_successor_is_in_none() -> None:
+def test_successor_values_come_from_the_next_row_or_from_bootstrap_values() -> None:
     values = np.array([[1, 10], [2, 20], [3, 30]], np.float32)
     bootstrap = np.array([[-1, -10], [-2, -20], [-3, -30]], np.float32)
     truncated = np.array([[False, True], [False, False], [True, False]])
@@ -215,7 +215,7 @@ def test_an_update_equals_autograd_on_the_whole_batch(
 
 @pytest.mark.parametrize("columns", [[2], [5, 0, 3], [1, 2, 3, 4, 5, 0], [4, 1]])
 @pytest.mark.parametrize("microbatch_size", [6, 13, 1000])
-def test_an_update_on_some_columns_learns_from_these_alone_in_any_order(
+def test_an_update_on_some_columns_learns_only_from_them_in_any_order(
     columns: list[int], microbatch_size: int
 ) -> None:
     config = configured()
@@ -232,7 +232,7 @@ def test_an_update_on_some_columns_learns_from_these_alone_in_any_order(
 
 
 @pytest.mark.parametrize("columns", [None, [3, 1]])
-def test_the_sum_as_reduction_is_the_mean_times_the_number_of_samples(columns: list[int] | None) -> None:
+def test_loss_reduction_sum_is_the_mean_times_the_number_of_samples(columns: list[int] | None) -> None:
     rollout = random_rollout(5, 4)
     chosen = None if columns is None else np.array(columns)
     gradients, metrics = [], []
@@ -273,7 +273,7 @@ def test_steps_equal_those_of_torchs_own_optimizer(optimizer: str, max_grad_norm
         torch.testing.assert_close(vector_of(model), vector_of(twin), rtol=1e-4, atol=1e-5)
 
 
-def test_an_update_writes_nothing_into_the_rollout() -> None:
+def test_an_update_does_not_modify_the_rollout() -> None:
     config, rollout = configured(), random_rollout(5, 4)
     names = ("observations", "actions", "log_probs", "scaled_rewards", "bootstrap_values")
     before = {name: getattr(rollout, name).copy() for name in names}
@@ -297,7 +297,7 @@ def test_updates_do_not_depend_on_their_number() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("columns", [None, [4, 0, 3], [2]], ids=["all", "some", "fewer than processes"])
-def test_processes_that_share_the_columns_make_the_update_of_one(
+def test_processes_that_share_the_columns_make_the_update_of_a_single_process(
     world_size: int, columns: list[int] | None, run_ranks: RunRanks
 ) -> None:
     config = configured({"max_grad_norm": 0.1})
@@ -320,7 +320,7 @@ def test_processes_that_share_the_columns_make_the_update_of_one(
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_nodes_with_rollouts_of_their_own_make_the_update_of_one_on_all_of_them(
+def test_nodes_with_separate_rollouts_make_the_update_of_one_node_on_all_rollouts(
     reduction: str, run_ranks: RunRanks
 ) -> None:
     config = configured(loss_reduction=reduction)
@@ -372,7 +372,7 @@ def test_explained_variance_is_null_when_targets_have_no_spread(rewards: float) 
     assert metrics["explained_variance"] is None
 
 
-def test_explained_variance_is_exact_where_targets_lie_far_from_zero() -> None:
+def test_explained_variance_is_exact_for_targets_far_from_zero() -> None:
     """Returns around 1,000 with a deviation of 1, as with gamma .999 and a reward in every step."""
     config, model = configured({"gamma": 0.0}), vector_model()
     with torch.no_grad():
@@ -417,7 +417,7 @@ def columns_seen(monkeypatch: pytest.MonkeyPatch) -> list[NDArray[np.int64]]:
 
 
 @pytest.mark.parametrize(("microbatch_size", "largest"), [(1, 1), (7, 1), (20, 2), (35, 5), (1000, 5)])
-def test_microbatches_are_whole_columns_and_every_one_is_used_once(
+def test_microbatches_are_whole_columns_and_each_column_is_used_once(
     microbatch_size: int, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = columns_seen(monkeypatch)

@@ -109,7 +109,7 @@ def test_the_first_values_are_of_the_order_of_scaled_returns() -> None:
 
 
 @pytest.mark.parametrize("other_seed", [8, 7 + 2**32, 7 + 2**40])
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(other_seed: int) -> None:
+def test_weights_depend_only_on_the_seed(other_seed: int) -> None:
     first, again, other = (
         torch.cat(
             [parameter.flatten() for parameter in make_model(ModelConfig(), PROCGEN, seed).parameters()]
@@ -130,7 +130,7 @@ def test_building_a_network_leaves_the_global_random_generators_untouched() -> N
 # --- Shapes and sizes ---
 
 
-def test_the_impala_network_has_the_number_of_parameters_counted_by_hand() -> None:
+def test_the_impala_cnn_has_the_number_of_parameters_counted_by_hand() -> None:
     def convolution(inputs: int, outputs: int) -> int:
         return inputs * outputs * 3 * 3 + outputs
 
@@ -143,7 +143,7 @@ def test_the_impala_network_has_the_number_of_parameters_counted_by_hand() -> No
     assert sum(parameter.numel() for parameter in BUILD["impala"]().parameters()) == 626_256
 
 
-def test_the_nature_network_has_the_number_of_parameters_counted_by_hand() -> None:
+def test_the_nature_cnn_has_the_number_of_parameters_counted_by_hand() -> None:
     convolutions = (3 * 32 * 8 * 8 + 32) + (32 * 64 * 4 * 4 + 64) + (64 * 64 * 3 * 3 + 64)
     dense = (64 * 4 * 4) * 512 + 512  # 64 -> 15 -> 6 -> 4
     heads = (512 * 15 + 15) + (512 + 1)
@@ -172,13 +172,13 @@ def test_vector_observations_go_through_the_mlp(dtype: torch.dtype) -> None:
     assert [tuple(p.shape) for p in model.body.parameters()] == [(32, 4), (32,), (16, 32), (16,)]
 
 
-def test_the_mlp_takes_images_when_it_is_asked_for() -> None:
+def test_the_mlp_accepts_images_if_configured() -> None:
     spaces = Spaces((8, 8, 3), "uint8", 3)
     logits, _ = make_model(ModelConfig(architecture="mlp"), spaces, 0)(images(2, spaces))
     assert logits.shape == (2, 3)
 
 
-def test_a_network_that_does_not_fit_the_observations_is_a_usage_error_of_one_line() -> None:
+def test_a_network_that_does_not_fit_the_observations_raises_a_usage_error() -> None:
     small = Spaces((35, 64, 3), "uint8", 3)
     for config, spaces, words in (
         (ModelConfig(architecture="impala"), VECTOR, "impala.*images"),
@@ -243,7 +243,7 @@ def test_the_network_computes_what_the_same_layers_compute_in_contiguous_memory(
 
 
 @pytest.mark.parametrize("architecture", ["impala", "nature"])
-def test_bfloat16_changes_how_the_body_is_computed_and_little_of_what_comes_out(architecture: str) -> None:
+def test_bfloat16_changes_the_outputs_only_slightly(architecture: str) -> None:
     """The same seed gives the same parameters, in float32, so outputs and gradients can be compared."""
     batch, results = images(32), {}
     for precision in ("float32", "bfloat16"):
@@ -300,7 +300,7 @@ def test_the_first_layer_sees_channels_last_images_between_zero_and_one(name: st
 
 
 @pytest.mark.parametrize("name", ["impala", "nature"])
-def test_nothing_is_copied_on_the_way_but_the_conversion_to_float(name: str) -> None:
+def test_the_conversion_to_float_is_the_only_copy(name: str) -> None:
     model = BUILD[name]()
     batch = images(4)
     with torch.no_grad(), Operators() as operators:
@@ -323,7 +323,7 @@ def test_float_observations_are_neither_scaled_nor_changed() -> None:
 # --- Facts about spaces ---
 
 
-def test_spaces_survive_being_written_as_plain_values() -> None:
+def test_spaces_are_restored_from_plain_values() -> None:
     for spaces in (PROCGEN, VECTOR):
         assert Spaces.from_dict(spaces.to_dict()) == spaces
     assert PROCGEN.network_shape == (3, 64, 64)
@@ -338,7 +338,7 @@ def test_spaces_survive_being_written_as_plain_values() -> None:
         (ModelConfig(mlp_sizes=(64, 128)), VECTOR, 128 * 4),
     ],
 )
-def test_largest_activation_is_that_of_the_first_stage_or_the_widest_layer(
+def test_the_largest_activation_is_in_the_first_stage_or_the_widest_layer(
     config: ModelConfig, spaces: Spaces, expected: int
 ) -> None:
     assert largest_activation_bytes(config, spaces) == expected

@@ -180,7 +180,7 @@ def test_entropy_of_a_uniform_policy_is_the_logarithm_of_the_number_of_actions_i
     ("advantage", "log_ratio", "pulls"),
     [(1.0, 0.5, False), (1.0, -0.5, True), (-1.0, 0.5, True), (-1.0, -0.5, False), (1.0, 0.1, True)],
 )
-def test_policy_gradient_vanishes_only_where_the_ratio_has_already_moved_far_enough(
+def test_the_policy_gradient_vanishes_only_where_the_ratio_is_clipped(
     advantage: float, log_ratio: float, pulls: bool
 ) -> None:
     logits = torch.zeros(1, 2, requires_grad=True)
@@ -198,7 +198,7 @@ def test_policy_gradient_vanishes_only_where_the_ratio_has_already_moved_far_eno
 # --- Normalised advantages ---
 
 
-def test_normalised_advantages_have_mean_zero_and_sample_deviation_one() -> None:
+def test_normalised_advantages_have_mean_zero_and_standard_deviation_one() -> None:
     advantages = np.random.default_rng(0).normal(3.0, 5.0, 40).astype(np.float32)
     ((mean, scale),) = normalisations([advantages], Communicator())
     normalised = (advantages.astype(np.float64) - mean) * scale
@@ -293,7 +293,7 @@ def test_statistics_do_not_depend_on_the_microbatch_size(microbatch_size: int) -
 
 
 @pytest.mark.parametrize("size", [1, 2, 9])
-def test_processes_that_share_a_minibatch_make_the_step_of_one_process(
+def test_processes_that_share_a_minibatch_make_the_step_of_a_single_process(
     size: int, run_ranks: RunRanks
 ) -> None:
     """Also where there are fewer samples than processes."""
@@ -346,7 +346,7 @@ def test_steps_equal_those_of_torchs_own_optimizer(optimizer: str, max_grad_norm
             torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_gradient_above_the_limit_is_scaled_to_the_limit_and_keeps_its_direction() -> None:
+def test_a_gradient_above_the_clipping_threshold_is_scaled_to_it_and_keeps_its_direction() -> None:
     model, rollout = vector_model(), random_rollout(12, 1)
     free = model_gradient(model, rollout, UNCLIPPED)
     norm = free.norm().item()
@@ -374,7 +374,7 @@ def model_gradient(model: ActorCritic, rollout: RolloutBuffer, max_grad_norm: fl
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_a_gradient_that_is_not_finite_ends_the_run_and_leaves_the_parameters_as_they_were(
+def test_a_gradient_that_is_not_finite_ends_the_run_and_leaves_the_parameters_unchanged(
     bad: float,
 ) -> None:
     config = TrainingConfig()
@@ -392,7 +392,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_leaves_the_parameters_as
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_a_learner_that_loads_a_state_goes_on_as_the_one_that_saved_it(optimizer: str) -> None:
+def test_a_learner_that_loads_a_state_continues_like_the_saved_one(optimizer: str) -> None:
     config = TrainingConfig.model_validate({"optimizer": optimizer})
     rollout = random_rollout(12, 1)
     learners = [make_learner(vector_model(seed), config) for seed in (0, 1)]
@@ -409,7 +409,7 @@ def test_a_learner_that_loads_a_state_goes_on_as_the_one_that_saved_it(optimizer
         assert torch.equal(saved, loaded)
 
 
-def test_the_heartbeat_comes_between_microbatches_and_may_abandon_the_step() -> None:
+def test_the_heartbeat_is_called_between_microbatches_and_may_abandon_the_step() -> None:
     class Stop(Exception):
         pass
 
@@ -506,13 +506,13 @@ def test_target_kl_ends_the_update_after_the_epoch_whose_mean_exceeds_it() -> No
     assert metrics["approx_kl"] == pytest.approx(0.19 / 6)
 
 
-def test_without_target_kl_all_epochs_are_done() -> None:
+def test_without_target_kl_all_epochs_are_made() -> None:
     config = TrainingConfig(batch_size=4, n_epochs=5)
     learner = ScriptedLearner(config, [100.0] * 10)
     assert ppo.update(learner, random_rollout(8, 1), run_with(config), 0)["epochs"] == 5
 
 
-def test_statistics_are_means_over_all_minibatches_in_which_every_sample_counts_the_same() -> None:
+def test_statistics_are_means_in_which_every_sample_has_the_same_weight() -> None:
     config = TrainingConfig(batch_size=4, n_epochs=2)
     learner = ScriptedLearner(config, [1.0, 2.0, 6.0, 3.0, 4.0, 12.0])
     metrics = ppo.update(learner, random_rollout(10, 1), run_with(config), 0)
@@ -520,7 +520,7 @@ def test_statistics_are_means_over_all_minibatches_in_which_every_sample_counts_
     assert metrics["approx_kl"] == pytest.approx((4 * (1 + 2 + 3 + 4) + 2 * (6 + 12)) / 20)
 
 
-def test_statistics_of_an_update_that_hardly_learns_are_those_of_the_whole_rollout() -> None:
+def test_statistics_of_an_update_with_a_tiny_learning_rate_equal_the_whole_rollouts() -> None:
     config = TrainingConfig(batch_size=4, n_epochs=3, learning_rate=1e-30, normalize_advantages=False)
     model, rollout = vector_model(), random_rollout(11, 2)
     with torch.no_grad():
@@ -552,7 +552,7 @@ def test_explained_variance_is_null_when_returns_have_no_spread(constant: float)
     assert metrics["explained_variance"] is None
 
 
-def test_updates_repeat_themselves_and_differ_by_number_and_seed() -> None:
+def test_updates_are_reproducible_and_depend_on_number_and_seed() -> None:
     def parameters(seed: int, number: int) -> torch.Tensor:
         config = TrainingConfig(batch_size=3, n_epochs=2, seed=seed)
         model = vector_model()

@@ -77,7 +77,7 @@ def update_of(
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 3), (2, 1), (3, 2)])
-def test_ppo_takes_a_sum_for_each_step_and_over_nodes_one_for_the_advantages_of_an_epoch(
+def test_ppo_makes_one_all_reduce_per_step_and_one_per_epoch_for_advantages_over_nodes(
     nodes: int, per_node: int, run_ranks: RunRanks, sums: list[tuple[int, int]]
 ) -> None:
     config = TrainingConfig(batch_size=10, n_epochs=3)
@@ -95,7 +95,7 @@ def test_ppo_takes_a_sum_for_each_step_and_over_nodes_one_for_the_advantages_of_
         assert torch.equal(ours, found[0][1])
 
 
-def test_without_normalised_advantages_nobody_tells_them(
+def test_without_normalised_advantages_nodes_do_not_exchange_them(
     run_ranks: RunRanks, sums: list[tuple[int, int]]
 ) -> None:
     config = TrainingConfig(batch_size=10, n_epochs=2, normalize_advantages=False)
@@ -107,7 +107,9 @@ def test_without_normalised_advantages_nobody_tells_them(
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 1), (2, 3)])
-def test_nodes_of_a2c_normalise_the_advantages_of_all(nodes: int, per_node: int, run_ranks: RunRanks) -> None:
+def test_nodes_of_a2c_normalise_with_the_advantages_of_all_nodes(
+    nodes: int, per_node: int, run_ranks: RunRanks
+) -> None:
     config = TrainingConfig(batch_size=None, n_epochs=1, max_grad_norm=1e9, optimizer_eps=1.0)
     rollout = random_rollout(5, 6)
     rollout.advantages[:, :3] += 4.0  # the nodes' own means and deviations differ
@@ -133,7 +135,7 @@ def normalise(run_ranks: RunRanks, parts: list[list[NDArray[np.float32]]]) -> li
     return run_ranks(len(parts), ask)
 
 
-def test_nodes_find_mean_and_deviation_of_every_minibatch(run_ranks: RunRanks) -> None:
+def test_nodes_compute_mean_and_standard_deviation_of_every_minibatch(run_ranks: RunRanks) -> None:
     generator = np.random.default_rng(1)
     sizes = [(5, 1, 9), (4, 0, 3), (0, 0, 2)]  # by minibatch and node: also nothing on a node
     minibatches = [
@@ -148,7 +150,7 @@ def test_nodes_find_mean_and_deviation_of_every_minibatch(run_ranks: RunRanks) -
         assert scale == pytest.approx(1 / (whole.std(ddof=1) + 1e-8), rel=1e-12)
 
 
-def test_numbers_that_are_large_beside_their_deviation_keep_it(run_ranks: RunRanks) -> None:
+def test_the_deviation_of_numbers_with_a_large_mean_is_exact(run_ranks: RunRanks) -> None:
     """Their squares add up to 4e14, of which float64 keeps no hundredths."""
     parts = [[np.array([1e7, 1e7 + 1], np.float32)], [np.array([1e7 + 2, 1e7 + 3], np.float32)]]
     for ((mean, scale),) in normalise(run_ranks, parts):
@@ -164,7 +166,9 @@ def test_advantages_without_spread_over_nodes_are_scaled_to_zero(run_ranks: RunR
         assert scale == 0
 
 
-def test_on_one_node_nobody_is_asked(run_ranks: RunRanks, sums: list[tuple[int, int]]) -> None:
+def test_on_one_node_normalising_needs_no_communication(
+    run_ranks: RunRanks, sums: list[tuple[int, int]]
+) -> None:
     advantages = np.random.default_rng(1).normal(-2.0, 3.0, 11).astype(np.float32)
     whole = normalisations([advantages], Communicator())
     assert run_ranks(3, lambda communicator: normalisations([advantages], communicator)) == [whole] * 3

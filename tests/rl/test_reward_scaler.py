@@ -43,7 +43,7 @@ def all_discounted_returns(rollouts: Rollouts, gamma: float) -> NDArray[np.float
     return returns
 
 
-def test_rewards_are_divided_by_the_deviation_of_all_discounted_returns_so_far() -> None:
+def test_rewards_are_divided_by_the_standard_deviation_of_all_discounted_returns_so_far() -> None:
     rollouts = random_rollouts(4, 25, 3)
     scaler = RewardScaler(3, GAMMA, clip=1e9)
     for k, (rewards, ended) in enumerate(rollouts):
@@ -56,7 +56,7 @@ def test_rewards_are_divided_by_the_deviation_of_all_discounted_returns_so_far()
         np.testing.assert_array_equal(rewards, raw)  # what was stored stays raw
 
 
-def test_statistics_keep_their_digits_when_returns_are_large_and_close_together() -> None:
+def test_statistics_are_exact_for_returns_with_a_large_mean() -> None:
     rng = np.random.default_rng(1)
     scaler = RewardScaler(8, 0.0, clip=1e9)
     rollouts: Rollouts = [
@@ -143,7 +143,7 @@ def test_rewards_without_spread_stay_finite() -> None:
     np.testing.assert_array_equal(scaled, 10)  # 1 / (0 + 1e-8), clipped
 
 
-def test_several_processes_have_the_statistics_of_one(
+def test_several_processes_have_the_statistics_of_a_single_process(
     run_ranks: Callable[[int, Callable[[Communicator], Any]], list[Any]],
 ) -> None:
     rollouts = random_rollouts(3, 20, 6)
@@ -163,7 +163,7 @@ def test_several_processes_have_the_statistics_of_one(
         np.testing.assert_allclose(np.concatenate([left[k], right[k]], axis=1), together, rtol=1e-6)
 
 
-def test_a_scaler_that_loads_a_state_goes_on_as_the_one_that_saved_it() -> None:
+def test_a_scaler_that_loads_a_state_continues_like_the_saved_one() -> None:
     rollouts = random_rollouts(4, 10, 3)
     steady = RewardScaler(3, GAMMA, clip=10.0)
     for rewards, ended in rollouts[:2]:

@@ -43,7 +43,7 @@ def span(array: NDArray[Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("spaces", [IMAGE, VECTOR])
-def test_arrays_are_time_major_with_the_dtypes_of_what_they_hold(spaces: Spaces) -> None:
+def test_arrays_are_time_major_with_their_dtypes(spaces: Spaces) -> None:
     rollout = RolloutBuffer(STEPS, ENVS, spaces)
     assert tuple(rollout_layout(STEPS, ENVS, spaces)) == NAMES
     assert rollout.observations.shape == (STEPS, ENVS, *spaces.observation_shape)
@@ -58,7 +58,7 @@ def test_arrays_are_time_major_with_the_dtypes_of_what_they_hold(spaces: Spaces)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_flat_is_a_view_in_which_sample_t_times_n_plus_i_is_step_t_of_environment_i(name: str) -> None:
+def test_sample_t_times_n_plus_i_of_a_flat_view_is_step_t_of_environment_i(name: str) -> None:
     rollout = RolloutBuffer(STEPS, ENVS, IMAGE)
     array = getattr(rollout, name)
     array[:] = numbered(array)
@@ -72,7 +72,7 @@ def test_flat_is_a_view_in_which_sample_t_times_n_plus_i_is_step_t_of_environmen
     assert array.shape[:2] == (STEPS, ENVS)  # the array itself keeps its shape
 
 
-def test_columns_write_through_and_touch_no_other_environment() -> None:
+def test_writing_to_columns_changes_only_their_environments() -> None:
     rollout = RolloutBuffer(STEPS, 5, IMAGE)
     for name in NAMES:
         getattr(rollout, name)[:] = 0
@@ -87,14 +87,14 @@ def test_columns_write_through_and_touch_no_other_environment() -> None:
     assert part.rewards[3, 1] == 7
 
 
-def test_flat_of_columns_never_turns_into_a_copy() -> None:
+def test_flattening_columns_raises_instead_of_copying() -> None:
     part = RolloutBuffer(STEPS, 4, IMAGE).columns(1, 2)
     with pytest.raises(AttributeError):  # the samples of two of four columns are no single view
         part.flat("rewards")
 
 
 @pytest.mark.parametrize("home", ["bytearray", "anonymous mapping", "file"])
-def test_a_block_that_is_given_holds_the_whole_rollout(home: str, tmp_path: Path) -> None:
+def test_a_given_block_holds_the_whole_rollout(home: str, tmp_path: Path) -> None:
     size = rollout_bytes(STEPS, ENVS, IMAGE)
     block: Any
     if home == "bytearray":
@@ -121,7 +121,7 @@ def test_a_block_that_is_given_holds_the_whole_rollout(home: str, tmp_path: Path
 
 @pytest.mark.parametrize("spaces", [IMAGE, VECTOR])
 @pytest.mark.parametrize(("n_steps", "num_envs"), [(1, 1), (5, 3), (128, 32)])
-def test_arrays_lie_on_cache_lines_of_the_block_and_do_not_overlap(
+def test_arrays_are_aligned_to_cache_lines_and_do_not_overlap(
     n_steps: int, num_envs: int, spaces: Spaces
 ) -> None:
     size = rollout_bytes(n_steps, num_envs, spaces)
@@ -137,7 +137,7 @@ def test_arrays_lie_on_cache_lines_of_the_block_and_do_not_overlap(
     assert size - sum(stop - start for start, stop in spans) < ALIGNMENT * len(NAMES)  # little is wasted
 
 
-def test_private_memory_is_aligned_and_of_each_buffer_alone() -> None:
+def test_private_memory_is_aligned_and_not_shared_between_buffers() -> None:
     first, second = RolloutBuffer(STEPS, ENVS, VECTOR), RolloutBuffer(STEPS, ENVS, VECTOR)
     for name in NAMES:
         assert getattr(first, name).flags.aligned and getattr(first, name).flags.writeable

@@ -42,7 +42,7 @@ def random_episodes(count: int, seed: int = 0) -> list[Episode]:
 # --- Means and variances ---
 
 
-def test_sample_means_weigh_every_sample_the_same() -> None:
+def test_sample_means_give_every_sample_the_same_weight() -> None:
     samples = np.random.default_rng(0).normal(size=30)
     whole, first, second = SampleMeans(), SampleMeans(), SampleMeans()
     first.add({"loss": samples[:7].mean()}, 7)
@@ -67,7 +67,7 @@ def test_explained_variance_has_the_known_values(predictions: list[float], expec
 
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1e7])
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_explained_variance_of_targets_without_spread_does_not_exist(constant: float, size: int) -> None:
+def test_explained_variance_of_targets_without_spread_is_none(constant: float, size: int) -> None:
     predictions = np.random.default_rng(0).normal(size=size).astype(np.float32)
     assert explained_variance(predictions, np.full(size, constant, np.float32)) is None
 
@@ -102,7 +102,7 @@ def test_episode_statistics_equal_numpys_over_the_first_and_last_hundred(count: 
     }
 
 
-def test_without_an_episode_every_figure_is_null() -> None:
+def test_without_an_episode_every_metric_is_null() -> None:
     statistics = EpisodeStatistics()
     assert statistics.add([]) is False
     assert statistics.row() == {
@@ -132,7 +132,7 @@ def test_the_best_mean_rises_only_with_a_full_window_that_beats_it() -> None:
     assert statistics.performance()["best_reward"] == pytest.approx(5.2)
 
 
-def test_a_best_window_inside_one_piece_is_not_missed() -> None:
+def test_a_best_window_inside_one_batch_of_episodes_is_found() -> None:
     statistics = EpisodeStatistics()
     rewards = [0.0] * 100 + [10.0] * 100 + [0.0] * 100
     assert statistics.add([Episode(0, 0, reward, 1) for reward in rewards])
@@ -141,7 +141,7 @@ def test_a_best_window_inside_one_piece_is_not_missed() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 30, 170])
-def test_episode_statistics_that_load_a_state_go_on_as_those_that_saved_it(count: int) -> None:
+def test_episode_statistics_that_load_a_state_continue_like_the_saved_ones(count: int) -> None:
     episodes = random_episodes(count + 120)
     steady, resumed = EpisodeStatistics(), EpisodeStatistics()
     steady.add(episodes[:count])
@@ -154,7 +154,7 @@ def test_episode_statistics_that_load_a_state_go_on_as_those_that_saved_it(count
 # --- Strict JSON ---
 
 
-def test_json_has_no_numbers_that_json_does_not_know(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_become_null_in_json(tmp_path: Path) -> None:
     value = {
         "nan": math.nan,
         "inf": [math.inf, (-math.inf, 1)],
@@ -195,7 +195,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
-def test_the_old_file_stays_and_nothing_else_when_writing_fails(
+def test_only_the_old_file_stays_when_writing_fails(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
@@ -274,7 +274,7 @@ def test_a_row_that_lacks_a_key_is_refused_and_not_written(key: str, tmp_path: P
     assert read_rows(writer.path) == []
 
 
-def test_every_figure_that_the_documentation_promises_is_in_a_row() -> None:
+def test_every_documented_metric_is_in_a_row() -> None:
     promised = (
         "timesteps update time/elapsed_seconds time/fps time/fps_average rollout/ep_reward_mean "
         "rollout/ep_reward_std rollout/ep_length_mean rollout/episodes train/policy_loss train/value_loss "
@@ -285,7 +285,7 @@ def test_every_figure_that_the_documentation_promises_is_in_a_row() -> None:
     assert any(key.startswith("profile/") and key.endswith("_seconds") for key in ROW_KEYS)
 
 
-def test_figures_that_are_not_finite_become_null_and_further_ones_are_kept(tmp_path: Path) -> None:
+def test_metrics_that_are_not_finite_become_null_and_additional_ones_are_kept(tmp_path: Path) -> None:
     path = write_rows(
         tmp_path, row_of(1, **{"train/value_loss": math.nan, "time/fps": math.inf, "extra/figure": 7})
     )
@@ -302,7 +302,7 @@ def test_resuming_drops_the_rows_after_the_checkpoint_and_appends(tmp_path: Path
     assert read_rows(path)[3]["time/fps"] == 1.0
 
 
-def test_resuming_in_a_folder_without_rows_begins_a_file(tmp_path: Path) -> None:
+def test_resuming_in_a_folder_without_rows_starts_a_new_file(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "new", row_of(3), resume_update=2)
     assert [row["update"] for row in read_rows(path)] == [3]
 
@@ -313,7 +313,7 @@ def test_a_new_run_does_not_continue_an_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 20, -1, -2])
-def test_a_last_line_that_was_cut_is_left_out_and_a_resumed_run_writes_it_anew(
+def test_an_incomplete_last_line_is_left_out_and_a_resumed_run_writes_it_again(
     cut: int, tmp_path: Path
 ) -> None:
     path = write_rows(tmp_path, row_of(1), row_of(2))
@@ -326,7 +326,7 @@ def test_a_last_line_that_was_cut_is_left_out_and_a_resumed_run_writes_it_anew(
     assert path.read_bytes() == whole
 
 
-def test_a_line_that_only_lacks_its_end_is_not_joined_with_the_next(tmp_path: Path) -> None:
+def test_a_line_without_a_newline_is_not_joined_with_the_next(tmp_path: Path) -> None:
     path = write_rows(tmp_path, row_of(1), row_of(2))
     whole = path.read_bytes()
     path.write_bytes(whole.rstrip(b"\n"))
@@ -372,7 +372,7 @@ def test_without_tensorboard_there_is_a_warning_and_metrics_jsonl(
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
-def test_tensorboard_can_be_switched_off_without_a_word(
+def test_tensorboard_can_be_switched_off_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_rows(tmp_path, row_of(1))
@@ -404,7 +404,7 @@ def test_tensorboard_shows_rewards_losses_fps_and_memory_over_timesteps(tmp_path
         assert [value for _, value in shown] == pytest.approx([value for _, value in expected]), key
 
 
-def test_a_resumed_run_shows_one_line_in_tensorboard(tmp_path: Path) -> None:
+def test_a_resumed_run_is_one_curve_in_tensorboard(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for resume_update, updates in ((None, (1, 2, 3, 4)), (2, (3, 4, 5))):
         writer = MetricsWriter(tmp_path, tensorboard=True, resume_update=resume_update)

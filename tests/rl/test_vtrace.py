@@ -94,7 +94,7 @@ def random_case(seed: int, steps: int, envs: int, end_rate: float) -> tuple[NDAr
     trace_lambda=st.sampled_from([0.0, 0.7, 1.0]),
     thresholds=st.sampled_from([(1.0, 1.0, 1.0), (3.7, 2.2, 1.0), (0.5, 1.5, 2.0), (1e9, 1e9, 0.3)]),
 )
-def test_equals_the_direct_sum_of_its_definition(
+def test_vtrace_equals_the_direct_sum_of_its_definition(
     seed: int,
     steps: int,
     envs: int,
@@ -130,7 +130,7 @@ def test_on_policy_targets_are_lambda_returns(trace_lambda: float, end_rate: flo
 
 
 @pytest.mark.parametrize("end_rate", [0.0, 0.3])
-def test_on_policy_advantages_with_lambda_one_are_those_of_generalised_advantage_estimation(
+def test_on_policy_advantages_with_lambda_one_equal_generalised_advantage_estimation(
     end_rate: float,
 ) -> None:
     _, *case = random_case(8, 12, 5, end_rate)
@@ -195,7 +195,7 @@ def test_the_three_thresholds_are_used_where_the_paper_has_them() -> None:
     assert numbers(9, 9, 9) == pytest.approx([6, 2, 6, 2])  # the ratio is 2
 
 
-def test_nothing_leaks_over_the_end_of_an_episode() -> None:
+def test_steps_after_the_end_of_an_episode_do_not_change_its_targets() -> None:
     """What happens after an end inside a row changes nothing before it, and one row changes no other."""
     log_ratios, rewards, values, next_values, terminated, truncated = random_case(9, 9, 3, 0.0)
     terminated[3, 0] = truncated[5, 1] = True
@@ -212,7 +212,7 @@ def test_nothing_leaks_over_the_end_of_an_episode() -> None:
         assert (old[6:, 1] != new[6:, 1]).all()
 
 
-def test_inputs_stay_as_they_are() -> None:
+def test_inputs_are_not_modified() -> None:
     case = random_case(10, 6, 2, 0.3)
     copies = [array.copy() for array in case]
     vtrace(*case, 0.9)

@@ -12,7 +12,7 @@ from rlcb.text import COLUMNS, counted, print_rows, short
 from rlcb.training.console import RunProgress
 
 
-def test_updates_that_others_made_meanwhile_do_not_hide_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_updates_of_other_workers_do_not_suppress_a_progress_line(capsys: pytest.CaptureFixture[str]) -> None:
     config = Config.model_validate(
         {"algorithm": "a3c", "mode": "parallel", "training": {"batch_size": None, "n_epochs": 1}}
         | {"logging": {"log_interval": 5}}

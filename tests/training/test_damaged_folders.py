@@ -113,7 +113,7 @@ def test_a_run_with_a_damaged_line_of_metrics_resumes(folder: Path) -> None:
     assert (record["status"], record["total_timesteps"]) == ("completed", 1152)
 
 
-def test_a_last_line_that_was_cut_off_is_no_damage(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_does_not_count_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"update": 1, "timesteps": 64}\n{"update": 2, "timest')
     assert keep_rows(path, 5) == [{"update": 1, "timesteps": 64}]

@@ -85,7 +85,7 @@ def test_private_memory_of_a_child_counts() -> None:
     assert monitor.peak_gb * 1024 - before > 300  # but the peak stays
 
 
-def test_a_busy_process_shows_and_a_sleeping_one_does_not() -> None:
+def test_a_busy_process_counts_and_a_sleeping_one_does_not() -> None:
     monitor = ResourceMonitor(10)
     monitor.sample()
     time.sleep(0.5)
@@ -103,7 +103,7 @@ def test_a_busy_process_shows_and_a_sleeping_one_does_not() -> None:
     assert enough < busy < 130
 
 
-def test_what_others_use_is_told_from_what_the_tree_uses() -> None:
+def test_cpu_use_of_other_programs_is_measured_separately() -> None:
     with child("import os; print(os.getpid(), flush=True); input()") as idle:
         monitor, own = ResourceMonitor(10, int(idle)), ResourceMonitor(10)
         begun, used = time.perf_counter(), time.process_time()
@@ -156,7 +156,7 @@ def test_the_background_thread_samples_until_it_is_stopped() -> None:
     assert usage["average_cpu_percent"] >= 0
 
 
-def test_processes_that_come_and_go_do_not_disturb_it() -> None:
+def test_processes_that_start_and_end_meanwhile_raise_no_error() -> None:
     monitor = ResourceMonitor(0.001)
     monitor.start()
     for _ in range(5):

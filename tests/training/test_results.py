@@ -38,7 +38,7 @@ def folder(tmp_path: Path, config: Config) -> RunFolder:
     return folder
 
 
-def test_the_figures_are_those_of_the_whole_run(folder: RunFolder, config: Config) -> None:
+def test_the_metrics_cover_the_whole_run(folder: RunFolder, config: Config) -> None:
     write_failed_record(folder, config)
     record = runs.record(folder.root)
     assert (record["status"], record["total_timesteps"], record["total_updates"]) == ("failed", 1000, 10)
@@ -51,14 +51,14 @@ def test_the_figures_are_those_of_the_whole_run(folder: RunFolder, config: Confi
     assert (summary["avg_fps"], summary["final_reward"]) == (20.0, 1.5)
 
 
-def test_a_run_that_made_no_update_has_no_speed(folder: RunFolder, config: Config) -> None:
+def test_the_fps_of_a_run_without_updates_is_null(folder: RunFolder, config: Config) -> None:
     folder.rows.unlink()
     write_failed_record(folder, config)
     record = runs.record(folder.root)
     assert (record["total_timesteps"], record["average_fps"], record["final_fps"]) == (0, None, None)
 
 
-def test_what_the_run_said_of_itself_stays(folder: RunFolder, config: Config) -> None:
+def test_an_existing_record_is_not_replaced(folder: RunFolder, config: Config) -> None:
     own = folder.root / "benchmark_metrics.json"
     own.write_text("its own")
     write_failed_record(folder, config)

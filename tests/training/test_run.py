@@ -265,7 +265,7 @@ def test_a_diverging_run_fails_and_keeps_finite_parameters(
         assert all_finite(torch.load(path, weights_only=True)["learner"]["model"])
 
 
-def test_a_folder_that_is_deleted_while_the_run_trains_ends_it_in_words(tmp_path: Path) -> None:
+def test_deleting_the_folder_of_a_running_run_ends_it_with_a_message(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = ("--set", "env.kwargs.delay=0.01", "--total-timesteps", 1e6, "--output-dir", folder)
     process = runs.start("train_ppo_sequential.py", *FAULT, *flags)
@@ -278,7 +278,7 @@ def test_a_folder_that_is_deleted_while_the_run_trains_ends_it_in_words(tmp_path
     assert runs.record(folder)["status"] == "interrupted"  # written anew, with the last checkpoint
 
 
-def test_a_checkpoint_of_another_algorithm_under_this_runs_name_is_named(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_algorithm_under_this_runs_name_is_refused(tmp_path: Path) -> None:
     path, content = tmp_path / "ppo_sequential_final.pt", {"algorithm": "a2c", "mode": "parallel"}
     with pytest.raises(UsageError, match="is a checkpoint of a2c parallel"):
         config_of_checkpoint(path, content)
@@ -331,7 +331,7 @@ def test_a_file_system_that_is_really_full(tmp_path: Path) -> None:
         subprocess.run(["umount", disk], check=True)
 
 
-def test_a_folder_that_holds_a_run_is_refused_unless_told(
+def test_a_folder_that_holds_a_run_is_refused_without_a_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
@@ -353,7 +353,7 @@ def test_a_folder_that_holds_a_run_is_refused_unless_told(
     assert not other.exists()
 
 
-def test_the_final_speed_is_that_of_the_last_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_final_fps_covers_the_last_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     flags = (*CARTPOLE, "--total-timesteps", 256, "--output-dir", folder)
     assert train(*flags) == 0
@@ -367,7 +367,7 @@ def test_the_final_speed_is_that_of_the_last_seconds(tmp_path: Path, monkeypatch
     assert runs.record(folder)["final_fps"] == final_fps
 
 
-def test_a_run_that_fails_once_it_has_its_folder_says_so(
+def test_a_run_that_fails_after_locking_its_folder_writes_a_failed_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -381,7 +381,7 @@ def test_a_run_that_fails_once_it_has_its_folder_says_so(
     assert (record["status"], record["total_timesteps"]) == ("failed", 0)
 
 
-def test_overwriting_leaves_other_runs_in_the_folders_that_they_share(tmp_path: Path) -> None:
+def test_overwriting_keeps_other_runs_in_shared_folders(tmp_path: Path) -> None:
     checkpoints, logs = tmp_path / "checkpoints", tmp_path / "logs"
     flags = (*CARTPOLE, "--total-timesteps", 64, "--output-dir", tmp_path / "run")
     flags = (*flags, "--checkpoint-dir", checkpoints, "--log-dir", logs)
@@ -399,7 +399,7 @@ def test_overwriting_leaves_other_runs_in_the_folders_that_they_share(tmp_path: 
     assert [path.read_text() for path in others] == ["of another run"] * 2
 
 
-def test_a_run_goes_on_where_its_checkpoints_are(
+def test_a_run_resumes_from_its_checkpoint_folder_in_any_working_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -442,7 +442,7 @@ def test_resuming_with_other_settings_is_refused_and_names_them(
     assert "holds no run to resume" in capsys.readouterr().err
 
 
-def test_a_finished_run_can_be_given_a_longer_budget(tmp_path: Path) -> None:
+def test_a_finished_run_resumes_with_a_longer_budget(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert train(*CARTPOLE, "--total-timesteps", 64, "--output-dir", folder) == 0
     assert train("--resume", "--total-timesteps", 128, "--output-dir", folder) == 0
@@ -451,7 +451,7 @@ def test_a_finished_run_can_be_given_a_longer_budget(tmp_path: Path) -> None:
     assert runs.checkpoint(folder, "step_64")["counters"]["timesteps"] == 64
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "run"
     flags = ("--set", "logging.checkpoint_interval=1", "--total-timesteps", 192, "--output-dir", folder)
     assert train(*CARTPOLE, *flags) == 0
@@ -463,7 +463,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path: Path, caplog: pyte
     assert [row["timesteps"] for row in runs.rows(folder)] == [64, 128, 192, 256]
 
 
-def test_without_a_state_of_every_update_the_files_end_where_the_checkpoint_does(tmp_path: Path) -> None:
+def test_with_rare_snapshots_the_metrics_end_at_the_last_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = (*CARTPOLE, "--set", "logging.snapshot_seconds=0.2", "--total-timesteps", 1e6)
     assert train(*flags, "--output-dir", folder, stop_after=150) == 130
@@ -486,7 +486,7 @@ def test_the_first_update_after_a_start_or_a_resume_is_not_lost(tmp_path: Path) 
     assert runs.checkpoint(folder, "step_128")["counters"] == {"updates": 2, "timesteps": 128}
 
 
-def test_a_timed_run_that_is_done_is_done_when_it_is_resumed(tmp_path: Path) -> None:
+def test_resuming_a_finished_timed_run_makes_no_update(tmp_path: Path) -> None:
     """An update takes 1.6 seconds of 2, so that another one would end farther from the deadline."""
     folder = tmp_path / "run"
     flags = (*FAULT, "--set", "env.kwargs.delay=0.1", "--duration", 2.0 / 3600, "--output-dir", folder)
@@ -521,7 +521,7 @@ def test_checkpoint_and_log_folders_can_be_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--output-dir", "--log-dir", "--checkpoint-dir"])
-def test_a_folder_that_cannot_be_made_is_said_before_anything_is_written(
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
     (tmp_path / "file").write_text("")

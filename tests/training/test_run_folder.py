@@ -65,7 +65,7 @@ def config() -> Config:
         *("impala.actor_nice=0", "impala.check_unwritten=true"),
     ],
 )
-def test_a_resumed_run_may_change_what_does_not_make_it_another_run(setting: str) -> None:
+def test_a_resumed_run_may_change_these_settings(setting: str) -> None:
     before, now = impala(), impala("--set", setting)
     assert before != now
     require_same_run(before, now)
@@ -78,7 +78,7 @@ def test_a_resumed_run_may_change_what_does_not_make_it_another_run(setting: str
         *("model.hidden_size=7", "logging.checkpoint_dir=elsewhere", "logging.log_dir=elsewhere"),
     ],
 )
-def test_a_resumed_run_keeps_everything_else(setting: str) -> None:
+def test_a_resumed_run_must_keep_these_settings(setting: str) -> None:
     with pytest.raises(UsageError, match=setting.partition("=")[0]):
         require_same_run(impala(), impala("--set", setting))
 
@@ -97,7 +97,7 @@ def test_a_resumed_run_keeps_everything_else(setting: str) -> None:
         ),
     ],
 )
-def test_a_run_that_goes_on_is_neither_resumed_nor_overwritten(
+def test_a_running_run_is_neither_resumed_nor_overwritten(
     tmp_path: Path, script: str, flags: tuple[object, ...], number: signal.Signals
 ) -> None:
     folder = tmp_path / "run"
@@ -127,7 +127,7 @@ def test_a_run_that_goes_on_is_neither_resumed_nor_overwritten(
 
 
 @pytest.mark.timeout(60)
-def test_a_folder_is_free_as_soon_as_who_has_it_is_killed(tmp_path: Path, config: Config) -> None:
+def test_killing_a_run_frees_its_folder(tmp_path: Path, config: Config) -> None:
     words = [sys.executable, "-c", TAKE, str(tmp_path)]
     with subprocess.Popen(words, cwd=runs.PROJECT, stdout=subprocess.PIPE, text=True) as holder:
         try:
@@ -148,7 +148,7 @@ def test_a_folder_is_free_as_soon_as_who_has_it_is_killed(tmp_path: Path, config
     again.close()
 
 
-def test_where_files_cannot_be_locked_a_run_says_so_and_goes_on(
+def test_on_a_file_system_without_locks_a_run_warns_and_continues(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -161,7 +161,7 @@ def test_where_files_cannot_be_locked_a_run_says_so_and_goes_on(
     assert f"cannot lock {tmp_path} (No locks available)" in caplog.text
 
 
-def test_a_folder_that_is_a_file_is_refused_in_words(tmp_path: Path, config: Config) -> None:
+def test_a_file_as_the_folder_is_refused_with_a_message(tmp_path: Path, config: Config) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write to .*file: it is a file, not a folder"):
         RunFolder(tmp_path / "file", config).take()
@@ -170,7 +170,7 @@ def test_a_folder_that_is_a_file_is_refused_in_words(tmp_path: Path, config: Con
 @pytest.mark.parametrize(
     "again", [("--resume", "--total-timesteps", 128), (*CARTPOLE, "--total-timesteps", 64, "--overwrite")]
 )
-def test_what_a_killed_run_had_half_written_is_deleted(tmp_path: Path, again: tuple[object, ...]) -> None:
+def test_half_written_files_of_a_killed_run_are_deleted(tmp_path: Path, again: tuple[object, ...]) -> None:
     folder = tmp_path / "run"
     assert train(*CARTPOLE, "--total-timesteps", 64, "--output-dir", folder) == 0
     logs, checkpoints = folder / "logs" / "PPO_Sequential", folder / "checkpoints"
@@ -186,7 +186,7 @@ def test_what_a_killed_run_had_half_written_is_deleted(tmp_path: Path, again: tu
     assert all(path.exists() for path in others)
 
 
-def test_what_another_run_is_writing_into_shared_folders_stays(tmp_path: Path) -> None:
+def test_unfinished_files_of_another_run_in_shared_folders_stay(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     checkpoints.mkdir()
     own, other = (checkpoints / f".{name}_step_64.pt.7.tmp" for name in ("ppo_sequential", "impala_parallel"))
