@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import os
 import re
 import runpy
@@ -63,7 +64,11 @@ class Program:
 
 
 def program_of(words: Sequence[str], project: Path = runs.PROJECT) -> Program | None:
-    """Return the program that a command starts, or None if it does not belong to the project."""
+    """Return the program that a command starts, or None if it does not belong to the project.
+
+    A redirection, which starts with `>`, ends the program's flags.
+    """
+    words = list(itertools.takewhile(lambda word: word != ">", words))
     for index, word in enumerate(words):
         if word == "rlcb" and words[index + 1] in COMMANDS:
             return Program(COMMANDS[words[index + 1]], tuple(words[:index]), tuple(words[index + 2 :]))

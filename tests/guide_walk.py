@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from rlcb import api
 from rlcb.processes import machine_load, subprocesses
 from rlcb.study import runner
 from tests import runs
-from tests.guide_blocks import Command
+from tests.guide_blocks import Block, Command
 from tests.guide_programs import Program, Result, call, parse, program_of, resolve
 
 # Commands that a test cannot run, by their first word.
@@ -28,6 +29,7 @@ NOT_OURS = {
     "./setup.sh": "installs packages; tests/test_setup.py",
     "make": "its targets are run by tests/test_setup.py; here they must exist",
     "tensorboard": "a server",
+    "nohup": "stays in the background",
     "srun": "needs a SLURM; tests/system/test_slurm.py",
     "sbatch": "needs a SLURM; tests/system/test_slurm.py",
     "qsub": "needs a PBS; tests/system/test_hosts.py",
@@ -53,6 +55,22 @@ def shrink_training(program: Program, starts: int) -> list[str]:
     sizes = {**SIZES, **processes, "training.batch_size": "16" if algorithm == "ppo" else "null"}
     small = [word for key, value in sizes.items() for word in ("--set", f"{key}={value}")]
     return [*flags, "--total-timesteps", str(TIMESTEPS * (starts + 1)), *small]
+
+
+def run_python(block: Block) -> None:
+    """Run a Python example of a guide; `rlcb.train` trains with few environments for two updates."""
+    real = api.train
+
+    def train(algorithm: str = "ppo", mode: str = "parallel", **options: Any) -> api.Run:
+        sizes = {key: int(value) for key, value in SIZES.items()}
+        sizes |= {"training.batch_size": 16} if algorithm == "ppo" else {}
+        sizes |= {"parallel.num_workers": 2} if mode == "parallel" else {}
+        options["settings"] = {**options.get("settings", {}), **sizes}
+        return real(algorithm, mode, **options, total_timesteps=2 * TIMESTEPS)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "train", train)
+        exec(compile(block.text, block.place, "exec"), {"__name__": "example"})
 
 
 def without(flags: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -104,6 +122,8 @@ class Walk:
     """What commands printed, by their text."""
     only_parsed: dict[str, str] = field(default_factory=dict)
     """Commands that were not run, with the reason."""
+    examples: set[str] = field(default_factory=set)
+    """Places of the Python examples that were run."""
 
     def __post_init__(self) -> None:
         for name in ("config", "cluster"):  # copies: what a command writes there must not reach the project
@@ -121,6 +141,12 @@ class Walk:
                 self.only_parsed[command.text] = reason
         except Exception as error:
             raise AssertionError(f"{command.place}: {command.text}: {error}") from error
+
+    def take_python(self, block: Block) -> None:
+        """Run a Python example, once."""
+        if block.place not in self.examples:
+            self.examples.add(block.place)
+            run_python(block)
 
     def why_not(self, command: Command) -> str | None:
         """Check what can be checked without running it; the reason why it cannot be run, if there is one."""

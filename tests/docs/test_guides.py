@@ -61,7 +61,7 @@ def follow(walk: Walk, path: Path) -> None:
         elif block.language == "text" and block.section == section and printed:
             compare_labels(block, printed)
         elif block.language == "python":
-            exec(compile(block.text, block.place, "exec"), {"__name__": "example"})
+            walk.take_python(block)
 
 
 def compare_exchange(command: guide.Command, lines: list[str]) -> None:
