@@ -1,4 +1,4 @@
-"""Figures at equal timesteps and equal wall clock, tests and scores equal calculations written here."""
+"""Metrics at equal timesteps and wall clock, tests and scores equal independent calculations."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_mean_and_std_over_seeds(study: RunSet) -> None:
     assert (found.mean, found.std) == pytest.approx((6.0, math.sqrt(7)))  # 4 + 1 + 9 over 2
 
 
-def test_run_cut_short_does_not_shorten_the_others(study: RunSet) -> None:
+def test_interrupted_run_does_not_shorten_the_window(study: RunSet) -> None:
     study.add(line(1, 2, 1000, 100), seed=1)
     study.add(line(1, 2, 200, 20), seed=2, status="interrupted")
     study.add(line(1, 2, 1000, 100), mode="parallel", seed=1)
@@ -105,7 +105,7 @@ def two_groups(
     study.add_ends({"sequential": ours, "parallel": theirs}, env=env)
 
 
-def test_pairs_equal_scipys(study: RunSet) -> None:
+def test_pair_tests_equal_scipy(study: RunSet) -> None:
     ours, theirs = [5.0, 6.0, 6.5], [7.0, 7.2, 6.4]
     two_groups(study, ours, theirs)
     (game,) = study.compare().games
@@ -184,7 +184,7 @@ class TestPanels:
         assert curve.band.mean[at[405]] == 2 and curve.band.n[at[405]] == 1
         assert math.isnan(curve.band.low[at[405]])
 
-    def test_a_moment_longer_does_not_bend_the_mean(self, study: RunSet) -> None:
+    def test_slightly_longer_run_does_not_bend_the_mean(self, study: RunSet) -> None:
         study.add(line(2, 2, 1000, 100), seed=1)
         study.add(line(4, 4, 980, 98), seed=2)
         panel = game_panels(study.compare().games[0], Bootstrap(200, 1))[0]
@@ -192,7 +192,7 @@ class TestPanels:
         shown = np.isfinite(curve.band.mean)
         assert set(curve.band.mean[shown]) == {3.0} and set(curve.band.n) == {0, 2}
 
-    def test_fps_is_timesteps_over_seconds(self, study: RunSet) -> None:
+    def test_fps_is_timesteps_per_second(self, study: RunSet) -> None:
         rows = [row(100, 1.0, 1), row(300, 2.0, 1), row(700, 4.0, 1)]  # 100, 200, 200 a second
         study.add(rows)
         panel = next(p for p in game_panels(study.compare().games[0], Bootstrap(200, 1)) if p.key == "fps")

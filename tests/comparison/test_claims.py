@@ -1,4 +1,4 @@
-"""Who wins is said where a test bears it out, for every figure, with the margin and its interval."""
+"""A winner is claimed only if a test confirms it, for every metric, with margin and interval."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ class TestHeadlines:
         assert ranking.margin == pytest.approx(4.0)
         assert "PPO parallel is best" in headline(study.compare())[0]
 
-    def test_overlap_is_no_winner(self, study: RunSet) -> None:
+    def test_overlapping_groups_have_no_winner(self, study: RunSet) -> None:
         study.add_ends({"sequential": [5.0, 7.0, 9.0], "parallel": [6.0, 8.0, 9.5]})
         text = headline(study.compare())[0]
         assert "no clear winner; PPO parallel is ahead" in text and "not distinguishable from" in text
 
-    def test_one_seed_is_no_winner(self, study: RunSet) -> None:
+    def test_one_seed_per_group_has_no_winner(self, study: RunSet) -> None:
         study.add_ends({"sequential": [5.0], "parallel": [9.0]})
         comparison = study.compare()
         assert "no clear winner" in headline(comparison)[0] and "no test against" in headline(comparison)[0]
         speed = findings(comparison)[-1]
         assert speed.claim == "no group is faster than PPO sequential"
 
-    def test_equal_means_are_no_winner(self, study: RunSet) -> None:
+    def test_equal_means_have_no_winner(self, study: RunSet) -> None:
         study.add_ends({"sequential": [5.0, 7.0], "parallel": [6.0, 6.0]})
         assert ": no winner." in headline(study.compare())[0]
 
@@ -85,7 +85,7 @@ class TestMargins:
                 study.add(line(5, 6, 1000, 100), mode=mode, seed=seed, record=record)
         return study.compare()
 
-    def test_of_the_least_memory(self, study: RunSet) -> None:
+    def test_margin_of_the_least_memory(self, study: RunSet) -> None:
         comparison = self.memory(study, {"sequential": self.LOW, "parallel": self.HIGH})
         text = "PPO sequential, ahead of PPO parallel by 2.00 [1.77, 2.23] GB (p < 0.001 against every other "
         text += "group)"
@@ -94,7 +94,7 @@ class TestMargins:
         better = pair_of(comparison, "peak_memory_gb").improvement
         assert better is not None and better.mean == 1.0  # all of the first need less
 
-    def test_of_the_least_memory_in_the_second_group(self, study: RunSet) -> None:
+    def test_margin_of_the_least_memory_in_the_second_group(self, study: RunSet) -> None:
         comparison = self.memory(study, {"sequential": self.HIGH, "parallel": self.LOW})
         assert said(comparison, "peak_memory_gb").startswith(
             "PPO parallel, ahead of PPO sequential by 2.00 [1.77, 2.23] GB (p < 0.001"
@@ -103,27 +103,27 @@ class TestMargins:
         assert better is not None and better.mean == 0.0
 
     @pytest.mark.parametrize("leads", [SEQUENTIAL, PARALLEL])
-    def test_of_the_highest_return(self, study: RunSet, leads: str) -> None:
+    def test_margin_of_the_highest_return(self, study: RunSet, leads: str) -> None:
         ends = [self.HIGH, self.LOW] if leads == SEQUENTIAL else [self.LOW, self.HIGH]
         study.add_ends(dict(zip(("sequential", "parallel"), ends)))
         assert "by 2.00 [1.77, 2.23] raw return (p < 0.001" in said(study.compare(), "final_reward")
         assert said(study.compare(), "final_reward").startswith(f"{leads}, ahead of")
 
-    def test_without_a_test_has_no_interval_and_no_winner(self, study: RunSet) -> None:
+    def test_without_a_test_there_is_no_interval_and_no_winner(self, study: RunSet) -> None:
         comparison = self.memory(study, {"sequential": [1.0, 1.0], "parallel": [3.0, 3.0]})
         assert said(comparison, "peak_memory_gb") == (
             "no winner shown: PPO sequential is ahead of PPO parallel by 2.00 GB, but no test against PPO "
             "parallel (a test needs two seeds each and some variance)"
         )
 
-    def test_a_group_without_the_figure_is_named(self, study: RunSet) -> None:
+    def test_groups_without_a_value_are_named(self, study: RunSet) -> None:
         study.add_ends({"sequential": self.LOW, "parallel": self.HIGH, "distributed": [1.0]})
         for path, score in zip(study.paths, (1.0, 1.1, 1.2, 3.0, 3.1, 3.2)):
             evaluation(path, score, score)
         text = said(study.compare(), "test_return")
         assert text.endswith("(p < 0.001 against the others); no value: PPO distributed")
 
-    def test_over_games_is_of_the_mean_of_scores(self, study: RunSet) -> None:
+    def test_margin_over_games_is_of_mean_scores(self, study: RunSet) -> None:
         study.add_ends({"sequential": [6.0, 7, 8], "parallel": [7.0, 8, 9]})
         study.add_ends({"sequential": [10.0, 20, 30], "parallel": [15.0, 40, 41]}, env="procgen-starpilot-v0")
         text = flat(summary(study.compare()))
@@ -134,7 +134,7 @@ class TestMargins:
         assert "PPO parallel is ahead of PPO sequential by 0.198 [" in text
 
 
-def test_every_figure_that_can_be_better_has_a_line(study: RunSet) -> None:
+def test_every_tested_metric_has_a_line(study: RunSet) -> None:
     for mode, end in (("sequential", 6.0), ("parallel", 7.0)):
         for seed in range(2):
             evaluation(study.add(line(5, end + seed, 1000, 100), mode=mode, seed=seed), 7, 6 + seed)
@@ -163,10 +163,10 @@ class TestProbabilities:
         share = stats.mannwhitneyu(first, second).statistic / 25
         assert self.better(study, first, second) == (pytest.approx(share), True)
 
-    def test_fewer_have_none(self, study: RunSet) -> None:
+    def test_fewer_seeds_have_no_interval(self, study: RunSet) -> None:
         assert self.better(study, [1.0, 2, 3, 4, 5], [0.5, 2.5, 3.5, 4.5])[1] is False
 
-    def test_without_doubt_in_any_resample_there_is_none(self, study: RunSet) -> None:
+    def test_equal_resamples_have_no_interval(self, study: RunSet) -> None:
         assert self.better(study, [6.0, 7, 8, 9, 9.5], [1.0, 2, 3, 4, 5]) == (1.0, False)
 
     def test_two_seeds_are_shown_without_an_interval(self, study: RunSet) -> None:
@@ -178,14 +178,14 @@ class TestProbabilities:
         assert rows["Final reward"][-2] == "1.00"
 
 
-class TestWayToAThreshold:
+class TestTimeToThreshold:
     def add(self, study: RunSet, mode: str, ats: list[int]) -> None:
         """Runs of 100 s that reach a return of 9 after so many seconds; 0: never."""
         for seed, at in enumerate(ats):
             rows = [row(100 * i, 10.0 * i, 9.0 if at and 10 * i >= at else 1.0) for i in range(1, 11)]
             study.add(rows, mode=mode, seed=seed)
 
-    def test_the_shortest_wins(self, study: RunSet) -> None:
+    def test_shortest_time_wins(self, study: RunSet) -> None:
         self.add(study, "sequential", [70, 80, 90])
         self.add(study, "parallel", [10, 20, 30])
         comparison = study.compare(thresholds={"": 8.0})
@@ -196,7 +196,7 @@ class TestWayToAThreshold:
             f"PPO parallel, ahead of PPO sequential by {60 / 3600:.4f} [{low:.4f}, {high:.4f}] h (p = 0.002"
         )
 
-    def test_a_group_with_a_seed_that_never_got_there_has_no_mean(self, study: RunSet) -> None:
+    def test_group_with_a_seed_that_never_reached_it_has_no_mean(self, study: RunSet) -> None:
         self.add(study, "sequential", [70, 80, 0])
         self.add(study, "parallel", [10, 20, 30])
         comparison = study.compare(thresholds={"": 8.0})

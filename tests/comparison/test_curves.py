@@ -1,4 +1,4 @@
-"""Drawn curves: smooth where figures are noisy, and without ragged ends as far as the report says."""
+"""Drawn curves: smoothing of noisy metrics, and trimming of ends with fewer runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lengths(band: Band) -> dict[int, int]:
 
 
 class TestTrimmed:
-    def test_staggered_ends_are_cut_off_once(self) -> None:
+    def test_staggered_ends_are_trimmed_once(self) -> None:
         # Seven runs, each of which ends 8 % of the axis after the one before: 16 points, of which 20 may go.
         whole = banded([(7, 101), (6, 16), (5, 16), (4, 16), (3, 16), (2, 16), (1, 16), (0, 4)])
         kept = trimmed(whole)
@@ -55,7 +55,7 @@ class TestTrimmed:
         assert shown.sum() == 181 and (kept.mean[shown] == kept.n[shown]).all()
         assert np.isnan(kept.low[~shown]).all() and np.isnan(kept.high[~shown]).all()
 
-    def test_several_short_ends_together_stay_below_the_limit(self) -> None:
+    def test_trimmed_ends_together_stay_below_the_limit(self) -> None:
         kept = trimmed(banded([(4, 170), (3, 8), (2, 8), (1, 8), (0, 7)]))
         assert lengths(kept) == {4: 170, 3: 8}  # 16 of at most 20 points
 
@@ -65,7 +65,7 @@ class TestTrimmed:
     def test_long_stretches_stay(self) -> None:
         assert lengths(trimmed(banded([(2, 170), (1, 31)]))) == {2: 170, 1: 31}
 
-    def test_no_more_than_the_limit_is_ever_hidden(self, study: RunSet) -> None:
+    def test_at_most_the_limit_is_trimmed(self, study: RunSet) -> None:
         for seed in range(7):  # end at 0.5, 0.58, ... 0.98 of the longest run, which is of another group
             end = 500 + 80 * seed
             study.add(line(seed, seed, end, end / 10), seed=seed, status="interrupted")
@@ -78,7 +78,7 @@ class TestTrimmed:
 
 
 class TestSmooth:
-    def test_a_line_stays_but_for_its_ends(self) -> None:
+    def test_straight_line_changes_only_at_its_ends(self) -> None:
         ramp = np.arange(100.0)
         even = smooth(ramp)
         assert even[5:95] == pytest.approx(ramp[5:95])
@@ -88,19 +88,19 @@ class TestSmooth:
         even = smooth(np.tile([1.0, -1.0], 50))
         assert even[10:90] == pytest.approx(np.tile([-1 / SMOOTH, 1 / SMOOTH], 40))
 
-    def test_nothing_is_drawn_where_there_was_nothing(self) -> None:
+    def test_missing_points_stay_missing(self) -> None:
         values = np.full(60, np.nan)
         values[20:30] = 4.0
         even = smooth(values)
         assert np.isnan(even[:20]).all() and np.isnan(even[30:]).all() and (even[20:30] == 4).all()
 
-    def test_few_points_and_none(self) -> None:
+    def test_short_and_empty_curves(self) -> None:
         assert smooth(np.array([1.0, 2.0, 6.0])).tolist() == [1.5, 3.0, 4.0]
         assert np.isnan(smooth(np.full(3, np.nan))).all()
 
 
 class TestPanels:
-    def test_drawn_curves_are_smooth_and_the_others_as_they_are(self, study: RunSet) -> None:
+    def test_noisy_panels_are_smoothed_and_others_are_not(self, study: RunSet) -> None:
         for seed in (0, 1):  # rows at every point of the grid; returns of 4 and 6 in turn, or 2 higher
             rows = [row(100 * i, i, 5 + 2 * seed + (-1) ** i) for i in range(1, POINTS)]
             study.add(rows, seed=seed)
@@ -115,13 +115,13 @@ class TestPanels:
         assert drawn.high[20:180] == pytest.approx(7 + sign * even)
         assert smoothed(returns).curves[0].runs[0][20:180] == pytest.approx(5 + sign * even)
 
-    def test_timesteps_begin_at_zero(self, study: RunSet) -> None:
+    def test_timesteps_start_at_zero(self, study: RunSet) -> None:
         study.add(line(1, 2, 1000, 100, count=10))
         timesteps = panel(study.compare(), "timesteps")
         drawn = smoothed(timesteps).curves[0].band
         assert drawn.mean == pytest.approx(np.linspace(0, 1000, POINTS))
 
-    def test_scores_are_smooth_too(self, study: RunSet) -> None:
+    def test_scores_are_smoothed(self, study: RunSet) -> None:
         for env in ("procgen-coinrun-v0", "procgen-maze-v0"):  # both have a range of 5 to 10
             study.add([row(100 * i, i, 7.5 + 2.5 * (-1) ** i) for i in range(1, POINTS)], env=env)
         first, _ = score_panels(study.compare())

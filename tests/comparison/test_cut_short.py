@@ -47,13 +47,13 @@ class TestThreshold:
         assert half.groups[0].reached["timesteps"][1:4] == (0, 3, None)
         assert study.compare(thresholds={"maze": 8.0}).games[0].groups[0].reached == {}
 
-    def test_half_of_an_even_number_of_seeds_never_got_there(self, study: RunSet) -> None:
+    def test_no_median_if_half_of_the_seeds_never_reached_it(self, study: RunSet) -> None:
         study.add(line(1, 9, 1000, 100), seed=1)
         study.add(line(1, 2, 1000, 100), seed=2)
         (game,) = study.compare(thresholds={"": 8.0}).games
         assert game.groups[0].reached["timesteps"].median is None
 
-    def test_seeds_stopped_before_it_are_not_known(self, study: RunSet) -> None:
+    def test_seeds_interrupted_before_it_are_counted_apart(self, study: RunSet) -> None:
         study.add(rows([1, 1, 9, 9, 9, 9]), seed=1)
         study.add(rows([1, 1, 1, 1, 9, 9]), seed=2)
         for seed in (3, 4, 5):
@@ -65,20 +65,20 @@ class TestThreshold:
         mean = game.groups[0].estimates["timesteps_to_threshold"]
         assert mean is not None and (mean.mean, mean.n) == (400.0, 2)
 
-    def test_a_seed_stopped_after_it_counts(self, study: RunSet) -> None:
+    def test_seed_interrupted_after_it_counts(self, study: RunSet) -> None:
         study.add(rows([1, 1, 9, 9]), seed=1)
         study.add(rows([1, 9]), seed=2, status="interrupted")
         (game,) = study.compare(thresholds={"": 8.0}).games
         assert game.groups[0].reached["timesteps"][1:] == (2, 2, 250.0, (300.0, 200.0), 0)
 
-    def test_nothing_is_known_of_a_group_that_was_stopped_before_it(self, study: RunSet) -> None:
+    def test_group_interrupted_before_it_has_no_result(self, study: RunSet) -> None:
         study.add(rows([1, 2]), seed=1, status="interrupted")
         (game,) = study.compare(thresholds={"": 8.0}).games
         assert (
             reached_text(TIME_AXES[1], game.groups[0].reached["wall_clock"]) == "not known (1 stopped before)"
         )
 
-    def test_of_a_run_with_one_row_is_shown_everywhere(self, study: RunSet) -> None:
+    def test_run_with_one_row_is_shown_in_every_output(self, study: RunSet) -> None:
         study.add(rows([5]))  # no curve, so no area under one
         comparison = study.compare(thresholds={"": 5.0})
         table = {each[0].split("\n")[0]: each[1] for each in results_table(comparison.games[0]).rows}
@@ -93,14 +93,14 @@ class TestThreshold:
         ]
 
 
-class TestFiguresOfWholeRuns:
+class TestMetricsOfWholeRuns:
     def add(self, study: RunSet) -> None:
         study.add(line(1, 6, 1000, 100), seed=1)
         study.add(line(1, 8, 1200, 120), seed=2)
         evaluation(study.add(line(1, 2, 200, 40), seed=3, status="interrupted"), 1, 1)
         evaluation(study.paths[0], 6, 5)
 
-    def test_are_of_completed_runs(self, study: RunSet) -> None:
+    def test_use_completed_runs(self, study: RunSet) -> None:
         self.add(study)
         result = study.compare().games[0].groups[0]
         for key, mean, n in (("final_reward", 7, 2), ("timesteps", 1100, 2), ("test_return", 5, 1)):
@@ -112,7 +112,7 @@ class TestFiguresOfWholeRuns:
         speed = result.estimates["average_fps"]
         assert speed is not None and (speed.mean, speed.n) == (pytest.approx((10 + 10 + 5) / 3), 3)
 
-    def test_are_tested_on_completed_runs(self, study: RunSet) -> None:
+    def test_tests_use_completed_runs(self, study: RunSet) -> None:
         self.add(study)
         study.add(line(1, 4, 1000, 100), mode="parallel", seed=1)
         study.add(line(1, 5, 1000, 100), mode="parallel", seed=2)
@@ -128,14 +128,14 @@ class TestFiguresOfWholeRuns:
         assert "completed runs only" in table.note
         assert "(n=3, seeds 1, 2, 3 (interrupted))" in summary(comparison)
 
-    def test_of_a_group_without_completed_runs_are_of_what_there_is(self, study: RunSet) -> None:
+    def test_group_without_completed_runs_uses_interrupted_ones(self, study: RunSet) -> None:
         study.add(line(1, 6, 1000, 100), seed=1, status="interrupted")
         table = results_table(study.compare().games[0])
         cells = {each[0]: each[1] for each in table.rows}
         assert cells["Final reward (raw return)"] == "6.00 ± n/a (interrupted)"
         assert cells["Average FPS (timesteps/s)"] == "10.0 ± n/a"
 
-    def test_have_no_mark_where_all_is_well(self, study: RunSet) -> None:
+    def test_are_not_marked_if_all_runs_completed(self, study: RunSet) -> None:
         study.add(line(1, 6, 1000, 100))
         table = results_table(study.compare().games[0])
         assert "completed runs only" not in table.note

@@ -1,4 +1,4 @@
-"""Whatever was not equal between runs is said."""
+"""Every difference between runs is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compare(tmp_path: Path) -> Any:
     return found
 
 
-def test_nothing_but_the_mode_is_nothing(compare: Any) -> None:
+def test_runs_that_differ_in_mode_only_have_no_difference(compare: Any) -> None:
     assert compare() == {}
     assert compare(settings={"parallel.num_workers": 2}) == {}
     one_node = {"cluster.num_nodes": 1, "cluster.compression": "none", "cluster.overlap": False}
@@ -124,7 +124,7 @@ def test_durations_within_five_percent_are_equal(compare: Any) -> None:
     assert "duration" not in compare(rows=line(1, 2, 1000, 104))
 
 
-def test_what_others_used_during_a_run_counts_more_than_averages_that_remember(compare: Any) -> None:
+def test_load_during_a_run_overrides_the_load_average(compare: Any) -> None:
     idle = {"resource_usage.others_cpu_percent": 1.2, "hardware.load_average": 4.0}
     assert "load" not in compare(record=idle)
 
@@ -136,7 +136,7 @@ def test_runs_at_the_same_time(compare: Any) -> None:
     assert "b and a" in compare(record=later)["load"]
 
 
-def test_games_that_not_all_played(tmp_path: Path) -> None:
+def test_games_that_only_some_groups_played(tmp_path: Path) -> None:
     paths = [
         write_run(tmp_path / "a", line(1, 2, 10, 1)),
         write_run(tmp_path / "b", line(1, 2, 10, 1), env="procgen-maze-v0"),
@@ -165,7 +165,7 @@ def test_evaluations_that_differ_or_are_missing(tmp_path: Path) -> None:
     assert "episodes_per_split: 100 in PPO sequential; 50 in PPO sequential" in texts
 
 
-def test_threads_of_a_run_are_no_other_work(compare: Any) -> None:
+def test_threads_of_a_run_do_not_count_as_other_load(compare: Any) -> None:
     # Two threads make 1.9 in the first run: with four threads of its own 3.9 is as little beyond them.
     assert "load" not in compare(record={"hardware.load_average": 3.9, "hardware.threads": [1, 1, 1, 1]})
     assert "load" not in compare(record={"hardware.load_average": 0.3, "hardware.threads": [2]})
@@ -176,7 +176,7 @@ def test_threads_of_a_run_are_no_other_work(compare: Any) -> None:
     )
 
 
-def test_load_of_one_node_is_held_against_its_threads_alone(compare: Any) -> None:
+def test_load_of_a_node_is_compared_with_the_threads_of_that_node(compare: Any) -> None:
     record = {"hardware.load_average": 7.0, "hardware.threads": [2, 2, 2, 2]}
     settings = {"cluster.num_nodes": 4}
     assert "b (load 7.00 at the end, with 2 threads" in compare(record=record, settings=settings)["load"]
@@ -194,14 +194,14 @@ def test_workers_of_a3c_change_the_algorithm(tmp_path: Path) -> None:
     ]
 
 
-def test_modes_of_one_game_are_told_apart(compare: Any) -> None:
+def test_distribution_modes_of_a_game_are_a_difference(compare: Any) -> None:
     found = compare(settings={"env.distribution_mode": "hard"})
     assert found["game"] == (
         "coinrun easy and coinrun hard are different tasks: their returns are not compared\n"
     )
 
 
-def test_runs_left_out_for_one_reason_share_it(tmp_path: Path) -> None:
+def test_runs_left_out_for_one_reason_are_listed_together(tmp_path: Path) -> None:
     group = group_runs([(0, load_run(write_run(tmp_path / "run", line(1, 2, 10, 1))))])
     skipped = [(Path("a"), "it has not begun"), (Path("b"), "damaged"), (Path("c"), "it has not begun")]
     (found,) = differences(group, skipped)

@@ -1,4 +1,4 @@
-"""The plot: names stand where lines end, nothing is cut, and the words below say what one has to know."""
+"""The picture: labels at the ends of lines, no overlaps, nothing cut off, and the notes below."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TestNames:
             study.add(line(2, 8 + seed, 3000, 300), mode="parallel", seed=seed)
         return drawn(study.compare()).axes[0]
 
-    def test_a_line_that_ends_early_is_named_where_it_ends(self, returns: Axes) -> None:
+    def test_line_that_ends_early_is_labelled_at_its_end(self, returns: Axes) -> None:
         name = named(returns, "PPO sequential")
         assert isinstance(name, Annotation) and name.arrow_patch is None
         assert name.xy[0] == pytest.approx(100 / 60, abs=0.03)
@@ -73,7 +73,7 @@ class TestNames:
         assert x == pytest.approx(100 / 60, abs=0.03) and y == pytest.approx(4, abs=0.2)
         assert dot.get_color() == name.get_color()
 
-    def test_nothing_in_its_colour_goes_on_behind_its_end(self, returns: Axes) -> None:
+    def test_nothing_is_drawn_in_its_colour_after_its_end(self, returns: Axes) -> None:
         colour = named(returns, "PPO sequential").get_color()
         own = [each for each in returns.lines if each.get_color() == colour]
         assert len(own) >= 2
@@ -81,13 +81,13 @@ class TestNames:
             x, y = (np.asarray(values, float) for values in each.get_data())
             assert x[np.isfinite(y)].max() <= 101.5 / 60
 
-    def test_what_leads_to_a_name_is_grey_and_outside(self, returns: Axes) -> None:
+    def test_leader_lines_are_grey_and_outside_the_panel(self, returns: Axes) -> None:
         (leader,) = leaders(returns)
         assert min(leader.get_xdata()) >= 1 and leader.get_color() == "#999999"
         name = named(returns, "PPO parallel")
         assert name.get_transform() is returns.transAxes and name.get_position()[0] > max(leader.get_xdata())
 
-    def test_a_line_that_ends_late_but_not_early_enough_has_its_name_on_the_left(self, study: RunSet) -> None:
+    def test_label_without_room_on_the_right_is_on_the_left(self, study: RunSet) -> None:
         study.add(line(2, 4, 780, 78))
         study.add(line(2, 8, 1000, 100), mode="parallel")
         figure = drawn(study.compare())
@@ -106,7 +106,7 @@ class TestNames:
         assert not [text for ax in others for text in ax.texts if "PPO" in text.get_text()]
         assert "n=2 seeds each" in words(figure) and "thin and dashed: fewer seeds are left" in words(figure)
 
-    def test_n_of_each_where_groups_differ(self, study: RunSet) -> None:
+    def test_n_of_each_group_if_they_differ(self, study: RunSet) -> None:
         study.add(line(2, 4, 1000, 100))
         for seed in (0, 1):
             study.add(line(2, 8, 1000, 100), mode="parallel", seed=seed)
@@ -141,7 +141,7 @@ class TestRoom:
         for one, other in combinations(boxes, 2):
             assert not one.overlaps(other)
 
-    def test_panels_take_most_of_the_width(self, study: RunSet) -> None:
+    def test_panels_fill_most_of_the_width(self, study: RunSet) -> None:
         study.add_ends({"sequential": [1, 2], "parallel": [3, 4]})
         figure = drawn(study.compare())
         assert sum(ax.get_position().width for ax in figure.axes[:2]) > 0.7
@@ -182,11 +182,11 @@ class TestLines:
 
 
 class TestWords:
-    def test_findings_that_fit_are_whole_and_others_are_their_claim(self) -> None:
+    def test_findings_that_do_not_fit_are_shortened_to_their_claim(self) -> None:
         short, long = Finding("speed", "A is faster", "Twice."), Finding("time", "B is best", "x " * 80)
         assert claims([short, long], 100) == ["Speed: A is faster. Twice.", "Time: B is best."]
 
-    def test_findings_that_are_left_out_are_counted(self) -> None:
+    def test_omitted_findings_are_counted(self) -> None:
         said = [Finding(f"p{i}", "claim", "") for i in range(MAX_CLAIMS + 3)]
         shown = claims(said, 100)
         assert len(shown) == MAX_CLAIMS + 1 and shown[-1] == "... and 3 more in the report."
@@ -195,16 +195,16 @@ class TestWords:
         differences = [Difference("hyperparameters", f"{name}: 1 in A; 2 in B") for name in "abcdefg"]
         assert unequal(differences) == "hyperparameters (a, b, c, d, e and 2 more). Details in the report."
 
-    def test_a_single_short_difference_is_whole(self) -> None:
+    def test_single_short_difference_is_shown_in_full(self) -> None:
         found = unequal([Difference("hardware", "threads in all: 4 in B; 2 in A")])
         assert found == "hardware (threads in all: 4 in B; 2 in A). Details in the report."
 
-    def test_a_long_difference_says_that_it_goes_on(self) -> None:
+    def test_long_difference_ends_with_an_ellipsis(self) -> None:
         text = f"not every run was evaluated (missing: {', '.join(f'run{i}' for i in range(30))})"
         found = unequal([Difference("evaluation", text)])
         assert found.startswith("evaluation (not every run was evaluated") and " ...). Details" in found
 
-    def test_aspects_beyond_the_room_are_named_only(self) -> None:
+    def test_aspects_without_room_are_only_named(self) -> None:
         differences = [Difference(f"aspect {i}", f"setting: {i} in A; 0 in B") for i in range(4)]
         found = unequal(differences, room=80)
         assert found.startswith("aspect 0 (setting: 0 in A; 0 in B); aspect 1 (")

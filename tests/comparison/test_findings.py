@@ -1,4 +1,4 @@
-"""Headlines say which groups they are not about."""
+"""Findings name the groups without a value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def without_returns(study: RunSet, **changes: object) -> None:
     study.add([row(100 * i, 10.0 * i, None) for i in range(1, 11)], "impala", mode="parallel", **changes)
 
 
-def test_best_is_said_among_the_groups_with_a_figure(study: RunSet) -> None:
+def test_claim_names_the_number_of_groups_with_a_value(study: RunSet) -> None:
     study.add_ends({"sequential": [5.0, 5.1, 5.2], "parallel": [9.0, 9.1, 9.2]})
     without_returns(study)
     comparison = study.compare()
@@ -30,13 +30,13 @@ def test_best_is_said_among_the_groups_with_a_figure(study: RunSet) -> None:
         assert found.detail.endswith("; no value for IMPALA parallel.")
 
 
-def test_a_winner_of_all_groups_has_no_such_words(study: RunSet) -> None:
+def test_winner_over_all_groups_needs_no_number(study: RunSet) -> None:
     study.add_ends({"sequential": [5.0, 5.1, 5.2], "parallel": [9.0, 9.1, 9.2]})
     found = findings(study.compare())[0]
     assert found.claim == "PPO parallel is best" and "no value" not in found.detail
 
 
-def test_without_a_winner_the_groups_without_a_figure_are_named_too(study: RunSet) -> None:
+def test_without_a_winner_groups_without_a_value_are_named(study: RunSet) -> None:
     study.add_ends({"sequential": [5.0, 7.0], "parallel": [5.5, 7.0]})
     without_returns(study)
     for text in headline(study.compare())[:2]:
@@ -44,13 +44,13 @@ def test_without_a_winner_the_groups_without_a_figure_are_named_too(study: RunSe
         assert text.endswith("; no value for IMPALA parallel.")
 
 
-def test_equal_means_and_a_group_without_a_figure(study: RunSet) -> None:
+def test_equal_means_and_a_group_without_a_value(study: RunSet) -> None:
     study.add_ends({"sequential": [5.0, 7.0], "parallel": [6.0, 6.0]})
     without_returns(study)
     assert headline(study.compare())[0].endswith("have the same mean return; no value for IMPALA parallel.")
 
 
-def test_the_only_group_with_a_figure(study: RunSet) -> None:
+def test_only_one_group_has_a_value(study: RunSet) -> None:
     study.add(line(5, 6, 1000, 100))
     without_returns(study)
     found = findings(study.compare())[0]
@@ -58,7 +58,7 @@ def test_the_only_group_with_a_figure(study: RunSet) -> None:
     assert found.detail == "Mean return 6.00, n=1; no value for IMPALA parallel."
 
 
-def test_a_group_that_lost_seeds_says_of_how_many(study: RunSet) -> None:
+def test_missing_seeds_of_a_group_are_counted(study: RunSet) -> None:
     study.add_ends({"sequential": [5.0, 5.1], "parallel": [9.0, 9.1, 9.2]})
     study.add(line(5, 5, 200, 20), seed=2, status="interrupted")
     text = headline(study.compare())[0]
@@ -66,7 +66,7 @@ def test_a_group_that_lost_seeds_says_of_how_many(study: RunSet) -> None:
     assert "n=2 of 3)" in text and "n=3 of" not in text
 
 
-def test_speed_without_a_figure(study: RunSet) -> None:
+def test_speed_of_a_group_without_a_value(study: RunSet) -> None:
     for seed in (0, 1):
         study.add(line(5, 6, 1000, 100), seed=seed)
         study.add(line(5, 6, 1000 + seed, 50), mode="parallel", seed=seed)

@@ -69,25 +69,25 @@ class TestMissingRuns:
             (root / "ppo_sequential_coinrun_seed3", "the run has not started"),
         ]
 
-    def test_of_a_study_folder_are_named(self, root: Path) -> None:
+    def test_missing_runs_of_a_study_folder_are_named(self, root: Path) -> None:
         found = find_runs([str(root.parent)], missing_runs)
         assert found.runs == [(0, root / "ppo_sequential_coinrun_seed1")]
         assert found.left_out == self.expected(root)
 
-    def test_of_what_a_shell_makes_of_a_glob_are_named(self, root: Path) -> None:
+    def test_missing_runs_are_named_for_paths_that_a_shell_expanded(self, root: Path) -> None:
         found = find_runs([str(path) for path in sorted(root.iterdir())], missing_runs)
         assert [path for _, path in found.runs] == [root / "ppo_sequential_coinrun_seed1"]
         assert found.left_out == self.expected(root)
 
-    def test_are_not_of_runs_that_were_chosen_one_by_one(self, root: Path) -> None:
+    def test_single_run_folders_have_no_missing_runs(self, root: Path) -> None:
         assert find_runs([str(root / "ppo_sequential_coinrun_seed1")], missing_runs).left_out == []
 
-    def test_are_named_where_no_run_is_left(self, tmp_path: Path) -> None:
+    def test_missing_runs_are_named_in_the_error_without_any_run(self, tmp_path: Path) -> None:
         begin_study(tmp_path / "study", seeds=[7])
         with pytest.raises(UsageError, match=r"no run in .*_seed7: the run has not started"):
             find_runs([str(tmp_path / "study")], missing_runs)
 
-    def test_of_a_study_that_cannot_be_read_are_not_known(self, root: Path) -> None:
+    def test_unreadable_study_is_reported(self, root: Path) -> None:
         (root / "study.yaml").write_text("algorithms: [dqn]\n")
         ((path, reason),) = find_runs([str(root)], missing_runs).left_out
         assert path == root / "study.yaml" and reason.startswith("cannot list the study's missing runs: ")
@@ -110,7 +110,7 @@ class TestLog:
             "the machine was busy with other work during b (35 % of the cores before the start)"
         )
 
-    def test_completed_and_begun_anew(self, tmp_path: Path) -> None:
+    def test_run_restarted_after_completion(self, tmp_path: Path) -> None:
         for seed, name in enumerate("abc"):
             add_run(tmp_path, name, seed=seed)
         write_log(
@@ -157,7 +157,7 @@ class TestOverlap:
         assert said(tmp_path, "abcde")["load"].endswith(" and 4 more pairs")
 
     @pytest.mark.parametrize(("hosts", "overlapped"), [(("n1", "n1"), True), (("n1", "n2"), False)])
-    def test_counts_on_one_machine_only(
+    def test_overlap_counts_on_one_machine_only(
         self, tmp_path: Path, hosts: tuple[str, str], overlapped: bool
     ) -> None:
         for seed, name in enumerate("ab"):
@@ -166,7 +166,7 @@ class TestOverlap:
         text = "runs overlapped in time on one machine, and slowed each other: a and b"
         assert said(tmp_path, "ab") == ({"load": text} if overlapped else {})
 
-    def test_does_not_count_on_machines_of_two_kinds(self, tmp_path: Path) -> None:
+    def test_overlap_does_not_count_on_different_cpu_models(self, tmp_path: Path) -> None:
         for seed, name in enumerate("ab"):
             write_run(
                 tmp_path / name,

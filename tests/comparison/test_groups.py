@@ -1,4 +1,4 @@
-"""Runs fall into groups by configuration, and labels say what differs."""
+"""Runs are grouped by configuration, and labels name the differences."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_seeds_of_one_configuration_are_a_group(make: Any) -> None:
     ]
 
 
-def test_where_files_go_does_not_matter(make: Any) -> None:
+def test_folders_of_files_do_not_separate_groups(make: Any) -> None:
     runs = [
         make(seed=1),
         make(seed=2, settings={"logging.checkpoint_dir": "/a", "parallel.buffer_dir": "/b"}),
@@ -89,7 +89,7 @@ def test_two_seeds_on_two_machines_are_one_group(make: Any) -> None:
     assert shape(group_runs(runs)) == [("PPO sequential", "coinrun", [1, 2])]
 
 
-def test_one_seed_twice_stays_a_group(make: Any) -> None:
+def test_repeated_seed_on_one_machine_stays_one_group(make: Any) -> None:
     assert shape(group_runs([make(seed=1), make(seed=1)])) == [("PPO sequential", "coinrun", [1, 1])]
 
 
@@ -113,7 +113,7 @@ def test_baseline_by_folder(make: Any) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["ppo", "dqn"])
-def test_baseline_that_names_none_or_several(make: Any, wanted: str) -> None:
+def test_baseline_that_matches_no_group_or_several_is_rejected(make: Any, wanted: str) -> None:
     groups = group_runs([make(), make("ppo", "parallel")])
     with pytest.raises(UsageError, match="PPO sequential; PPO parallel"):
         find_baseline(groups, wanted)
@@ -123,7 +123,7 @@ class TestParts:
     def shape(self, groups: list[Group]) -> list[tuple[str, str, list[str]]]:
         return [(part.key, part.name, [group.label for group in part.groups]) for part in parts_of(groups)]
 
-    def test_are_the_games(self, make: Any) -> None:
+    def test_each_game_is_a_part(self, make: Any) -> None:
         groups = group_runs(
             [make(), make(mode="parallel"), make(env="procgen-maze-v0"), make(env="CartPole-v1")]
         )
@@ -133,7 +133,7 @@ class TestParts:
             ("CartPole-v1", "CartPole-v1", ["PPO sequential"]),
         ]
 
-    def test_are_the_modes_of_a_game_easy_first(self, make: Any) -> None:
+    def test_each_mode_of_a_game_is_a_part_easy_first(self, make: Any) -> None:
         hard = {"settings": {"env.distribution_mode": "hard"}}
         groups = group_runs([make("a2c", **hard), make("impala"), make("impala", **hard)])
         assert self.shape(groups) == [
@@ -141,6 +141,6 @@ class TestParts:
             ("procgen-coinrun-v0 hard", "coinrun hard", ["A2C sequential", "IMPALA sequential, hard"]),
         ]
 
-    def test_are_named_by_the_game_alone_where_all_play_one_mode(self, make: Any) -> None:
+    def test_names_have_no_mode_if_there_is_only_one(self, make: Any) -> None:
         groups = group_runs([make(settings={"env.distribution_mode": "hard"})])
         assert self.shape(groups) == [("procgen-coinrun-v0", "coinrun", ["PPO sequential"])]

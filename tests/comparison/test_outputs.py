@@ -1,4 +1,4 @@
-"""Every output says the same: the figures, n, what was not equal, and where normalisation comes from."""
+"""Every output contains the same results, n, differences and source of normalisation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def flat(text: str) -> str:
 
 
 class TestText:
-    def test_terminal_fits_80_columns_and_says_it_all(self, comparison: Comparison) -> None:
+    def test_terminal_text_fits_80_columns_and_is_complete(self, comparison: Comparison) -> None:
         text = terminal(comparison)
         assert max(map(len, text.splitlines())) <= 80
         for part in (UNEQUAL, "bad: damaged", "n=2", "Speedup", "2.00×", "+100.0%", "Published PPO: coinrun"):
@@ -78,7 +78,7 @@ class TestText:
         assert f"0 is no skill, 1 the maximum, by the ranges of {SOURCE}" in flat(terminal(comparison))
 
     @pytest.mark.parametrize(("seeds", "trims"), [(3, False), (4, True)])
-    def test_interquartile_mean_is_shown_where_it_is_not_the_mean(
+    def test_interquartile_mean_is_shown_if_it_differs_from_the_mean(
         self, tmp_path: Path, seeds: int, trims: bool
     ) -> None:
         table = across_table(analysed(tmp_path, seeds=seeds))
@@ -138,8 +138,8 @@ class TestText:
         assert "No published figures exist for coinrun" in flat(terminal(found))
 
 
-class TestSheet:
-    def test_is_filled(self, comparison: Comparison) -> None:
+class TestSummary:
+    def test_is_complete(self, comparison: Comparison) -> None:
         text = summary(comparison)
         assert "BENCHMARK RESULTS - [Test CPU, 2 cores]" in text and max(map(len, text.splitlines())) <= 80
         for part in ("MACHINE", "SETTINGS", "WINNERS: coinrun", "CONCLUSION", UNEQUAL):
@@ -245,7 +245,7 @@ class TestFigure:
         assert titles[:2] == [f"Normalised score over {clock}" for clock in ("wall clock", "timesteps")]
         assert titles[2:] == ["FPS: coinrun", "Timesteps: coinrun", "Policy loss: coinrun"]
 
-    def test_games_without_scores_stand_side_by_side(self, tmp_path: Path) -> None:
+    def test_games_without_scores_are_drawn_side_by_side(self, tmp_path: Path) -> None:
         found = analysed(tmp_path, ("CartPole-v1", "Acrobot-v1"))
         figure = draw_games(found, panels_of(found))
         titles = [ax.get_title(loc="left") for ax in figure.axes]

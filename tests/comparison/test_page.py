@@ -1,4 +1,4 @@
-"""Parts of the page: axes with round figures and their unit, swatches that differ, n of how many."""
+"""Parts of the page: axes with round numbers and units, distinct swatches, numbers of seeds."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TestForest:
                 assert text.count(f'<s style="left:{place}%">') == 4
         assert text.count('class="row axis"') == 2
 
-    def test_seeds_without_the_figure_are_counted(self, study: RunSet) -> None:
+    def test_seeds_without_a_value_are_counted(self, study: RunSet) -> None:
         study.add(line(5, 5, 1000, 100), seed=0)
         study.add(line(5, 5, 200, 20), seed=1, status="interrupted")
         study.add(line(6, 6, 1000, 100), mode="parallel")
@@ -71,7 +71,7 @@ class TestForest:
 
 
 class TestSwatches:
-    def test_differ_where_colours_come_again(self) -> None:
+    def test_repeated_colours_have_different_dashes(self) -> None:
         swatch = templates([]).get_template("parts.html").make_module().swatch
         assert len({swatch(index) for index in range(24)}) == 24
         assert 'class="swatch"' in swatch(1) and 'class="swatch d1"' in swatch(9)
@@ -86,20 +86,20 @@ class TestSwatches:
 
 
 class TestLegends:
-    def test_names_are_left_out_where_the_charts_have_them(self, study: RunSet) -> None:
+    def test_names_are_omitted_if_the_charts_have_them(self, study: RunSet) -> None:
         study.add_ends({"sequential": [5.0, 6.0], "parallel": [7.0, 8.0]})
         text = page_of(study.compare())
         assert text.count('class="legend short"') == 1 and text.count('class="legend"') == 1
         assert "mean of n=2 seeds, noisy metrics smoothed over 5% of the axis" in text
         assert '"seeds":2' in text
 
-    def test_n_is_not_said_for_all_where_it_differs(self, study: RunSet) -> None:
+    def test_common_n_is_omitted_if_groups_differ(self, study: RunSet) -> None:
         study.add_ends({"sequential": [5.0, 6.0], "parallel": [7.0]})
         text = page_of(study.compare())
         assert "Line: mean over seeds," in text and '"seeds":null' in text
 
 
-def test_what_differs_from_the_published_runs_and_what_is_unknown(study: RunSet) -> None:
+def test_differing_and_unknown_settings_of_the_reference_are_shown(study: RunSet) -> None:
     settings = {"model.impala_channels": [32, 64, 64], "training.optimizer": "rmsprop"}
     study.add(line(5, 6, 300_000, 100), settings=settings)
     (found,) = references(study.compare(reference=True))

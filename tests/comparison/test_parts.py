@@ -1,4 +1,4 @@
-"""A game in two distribution modes is two tasks: returns of one are never held against those of the other."""
+"""A game in two distribution modes is two tasks, whose returns are never compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def study(tmp_path: Path) -> RunSet:
     return runs
 
 
-def test_each_mode_has_its_own_figures_tests_and_verdicts(study: RunSet) -> None:
+def test_each_distribution_mode_has_its_own_results_and_findings(study: RunSet) -> None:
     comparison = study.compare()
     labels = {game.game: [result.group.label for result in game.groups] for game in comparison.games}
     assert labels == {
@@ -43,7 +43,7 @@ def test_each_mode_has_its_own_figures_tests_and_verdicts(study: RunSet) -> None
     assert len(easy) == 6 and not any("hard" in line for line in easy)
 
 
-def test_scores_are_of_the_mode_with_the_most_games(study: RunSet) -> None:
+def test_scores_use_the_mode_with_the_most_games(study: RunSet) -> None:
     across = study.compare().across
     assert across is not None and across.games == ["coinrun easy", "starpilot"]
     scores = across.scores["final_reward"]

@@ -1,4 +1,4 @@
-"""The published ranges and figures are those that were published."""
+"""The score ranges and published results equal the publication."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_normalised_by_hand() -> None:
     assert normalise([5.0, 7.5, 10.0, 4.0], (5, 10)).tolist() == pytest.approx([0.0, 0.5, 1.0, -0.2])
 
 
-def test_published_figures_of_single_cells() -> None:
+def test_single_published_results() -> None:
     coinrun, starpilot, plunder = (published(game, "easy") for game in ("coinrun", "starpilot", "plunder"))
     assert coinrun is not None and starpilot is not None and plunder is not None
     assert coinrun.timesteps.tolist() == [1e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 1e7, 2.5e7]
@@ -87,7 +87,7 @@ def test_published_figures_of_single_cells() -> None:
     assert (plunder.train_mean[7], plunder.test_std[7]) == (5.31, 0.63)
 
 
-def test_published_figures_are_whole() -> None:
+def test_published_results_are_complete() -> None:
     for game in GAMES:
         found = published(f"procgen-{game}-v0", "easy")
         assert found is not None
@@ -101,7 +101,7 @@ def test_nothing_published_for_hard_mode_and_other_environments() -> None:
     assert published("CartPole-v1", "easy") is None
 
 
-def test_settings_of_the_published_runs_exist_and_are_those_that_were_published() -> None:
+def test_settings_of_the_published_runs_are_known_keys_and_as_published() -> None:
     known = flat_settings(build_config({"algorithm": "ppo", "mode": "sequential"}, "test"))
     assert set(REFERENCE_SETTINGS) - {"algorithm"} <= set(known)
     # openai/train-procgen, train_procgen/train.py, and the defaults of openai/baselines' ppo2 that it leaves.
@@ -134,7 +134,7 @@ def test_settings_of_the_published_runs_exist_and_are_those_that_were_published(
         ({"env.procgen.use_backgrounds": False}, "use_backgrounds False (published True)"),
     ],
 )
-def test_settings_that_differ_are_named_beside_the_figures(
+def test_settings_that_differ_from_the_published_runs_are_named(
     tmp_path: Path, settings: dict[str, Any], text: str
 ) -> None:
     runs = RunSet(tmp_path)
@@ -143,7 +143,7 @@ def test_settings_that_differ_are_named_beside_the_figures(
     assert found.differing == ([f"PPO sequential: {text}"] if text else [])
 
 
-def test_a_setting_that_a_run_has_not_recorded_is_none_that_differs(tmp_path: Path) -> None:
+def test_setting_that_is_not_recorded_does_not_count_as_different(tmp_path: Path) -> None:
     runs = RunSet(tmp_path)
     path = runs.add(line(5, 6, 1000, 10))
     assert "precision" not in json.loads((path / "benchmark_metrics.json").read_text())["config"]["model"]

@@ -1,4 +1,4 @@
-"""Runs are found and read as they lie there; what cannot be used is named with its reason."""
+"""Runs are found and read, and unusable runs are named with the reason."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestReading:
         assert series["timesteps"].tolist() == [64, 128]
         assert series["time/elapsed_seconds"][0] == 1.0 and math.isnan(series["time/elapsed_seconds"][1])
 
-    def test_line_cut_while_it_was_written_is_left_out(self, tmp_path: Path) -> None:
+    def test_incomplete_last_line_is_left_out(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", line(5, 6, 1000, 10, count=3))
         with rows_file(run).open("a") as file:
             file.write('{"timesteps": 5000, "upda')
@@ -64,7 +64,7 @@ class TestReading:
         rows_file(run).write_text("\n".join([lines[0], "{]", lines[2]]) + "\n")
         assert reason(run) == "damaged: metrics.jsonl line 2"
 
-    def test_text_where_a_number_should_be(self, tmp_path: Path) -> None:
+    def test_text_instead_of_a_number(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", [row(10, 1.0, 2.0, **{"system/memory_gb": "much"})])
         assert reason(run) == "damaged: metrics.jsonl has a value that is not a number"
 
@@ -84,7 +84,7 @@ class TestReading:
             ("resource_usage", "much memory, as I said before", "'much memory, as I s"),
         ],
     )
-    def test_record_whose_parts_are_no_names_with_values(
+    def test_record_with_parts_that_are_not_dictionaries(
         self, tmp_path: Path, key: str, value: Any, shown: str
     ) -> None:
         run = write_run(tmp_path / "run", line(5, 6, 1000, 10), record={key: value})
@@ -96,7 +96,7 @@ class TestReading:
         assert math.isnan(load_run(path).number("hardware.ram_gb"))
         assert compare(group_runs([(0, load_run(path))]), Options()).labels == ["PPO sequential"]
 
-    def test_killed_run_whose_seed_is_no_number(self, tmp_path: Path) -> None:
+    def test_killed_run_with_an_invalid_seed(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", line(5, 6, 1000, 10), settings={"training.seed": "first"})
         (run / "benchmark_metrics.json").unlink()
         assert reason(run) == "no benchmark_metrics.json, and config.yaml has training.seed = 'first'"
@@ -131,7 +131,7 @@ class TestReading:
         run = load_run(path)
         assert not run.series["timesteps"].size and "no rows" in run.notes[0]
 
-    def test_columns_file_serves_where_rows_are_gone(self, tmp_path: Path) -> None:
+    def test_columns_file_replaces_missing_rows(self, tmp_path: Path) -> None:
         path = write_run(tmp_path / "run", line(5, 6, 1000, 10))
         rows_file(path).unlink()
         columns = {"timesteps": [10, 20], "rollout/ep_reward_mean": [None, 4.0]}
@@ -146,7 +146,9 @@ class TestReading:
         (path / "logs").rename(tmp_path / "elsewhere")
         assert load_run(path).series["timesteps"][-1] == 1000
 
-    def test_many_files_at_once_give_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_reading_with_several_processes_gives_equal_results(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         paths = [write_run(tmp_path / f"{i}", line(i, i + 1, 1000, 10), seed=i) for i in range(4)]
         paths.append(write_run(tmp_path / "bad", [], record={"total_timesteps": 0}))
         alone = load_runs(paths)
@@ -177,12 +179,12 @@ class TestEvaluations:
         assert run.evaluation is not None and run.evaluation["splits"]["train"]["mean_reward"] == 4
         assert run.notes == ()
 
-    def test_of_an_earlier_checkpoint_is_marked(self, tmp_path: Path) -> None:
+    def test_evaluation_of_an_earlier_checkpoint_is_marked(self, tmp_path: Path) -> None:
         path = write_run(tmp_path / "run", line(5, 6, 1000, 10))
         evaluation(path, 1, 1, timesteps=500)
         assert load_run(path).notes == ("evaluated at 500 of 1,000 timesteps",)
 
-    def test_damaged_one_is_marked(self, tmp_path: Path) -> None:
+    def test_damaged_evaluation_is_marked(self, tmp_path: Path) -> None:
         path = write_run(tmp_path / "run", line(5, 6, 1000, 10))
         evaluation(path, 1, 1).write_text("{")
         run = load_run(path)
@@ -210,7 +212,7 @@ class TestFinding:
         ((_, path),) = find_runs([str(tmp_path)], missing_runs).runs
         assert reason(path) == "empty: it has written no row"
 
-    def test_what_is_not_there(self, tmp_path: Path) -> None:
+    def test_missing_paths_are_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no file or folder matches"):
             find_runs([str(tmp_path / "nothing*")], missing_runs)
         (tmp_path / "empty").mkdir()
@@ -226,7 +228,7 @@ class TestFinding:
             found = find_runs(patterns, missing_runs)
             assert [path for _, path in found.runs] == [a] and found.left_out == expected
 
-    def test_what_is_not_there_is_said_whatever_else_is(self, tmp_path: Path) -> None:
+    def test_missing_path_is_an_error_even_with_other_runs(self, tmp_path: Path) -> None:
         a = write_run(tmp_path / "a", line(5, 6, 100, 1))
         with pytest.raises(UsageError, match=r"no file or folder matches .*/b$"):
             find_runs([str(a), str(tmp_path / "b")], missing_runs)

@@ -1,4 +1,4 @@
-"""Statistics equal hand calculations, SciPy's, or plain loops written here."""
+"""Statistics equal calculations by hand, SciPy, or plain loops in this file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestSpread:
         assert sample_std([3.0]) is None
         assert estimate([3.0], BOOTSTRAP, "x") == (3.0, None, None, None, 1)
 
-    def test_missing_figures_do_not_count(self) -> None:
+    def test_missing_values_do_not_count(self) -> None:
         found = estimate([1.0, math.nan, 3.0], BOOTSTRAP, "x")
         assert found is not None and (found.mean, found.n) == (2.0, 2)
         assert estimate([math.nan], BOOTSTRAP, "x") is None
@@ -55,7 +55,7 @@ class TestBootstrap:
         found = estimate([0.0, 1.0], BOOTSTRAP, "x")
         assert found is not None and (found.low, found.high) == (0.0, 1.0)
 
-    def test_interval_equals_that_of_every_possible_resample(self) -> None:
+    def test_interval_equals_the_interval_over_all_possible_resamples(self) -> None:
         values = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
         every = np.sort([np.mean(drawn) for drawn in product(values, repeat=5)])  # 3125, equally likely
         found = estimate(values, Bootstrap(200_000, 3), "x")
@@ -74,7 +74,7 @@ class TestBootstrap:
         assert found is not None
         assert (found.low, found.high) == pytest.approx((reference.low, reference.high), abs=0.05)
 
-    def test_strata_are_resampled_by_themselves(self) -> None:
+    def test_strata_are_resampled_separately(self) -> None:
         # Within each stratum there is no spread, so no resample can differ from the whole.
         interval = stratified_interval([np.zeros(3), np.ones(3)], mean_of_means, BOOTSTRAP, "x")
         assert interval == (0.5, 0.5)
@@ -83,7 +83,7 @@ class TestBootstrap:
         strata = [np.array([1.0, 2.0]), np.array([3.0])]
         assert stratified_interval(strata, mean_of_means, BOOTSTRAP, "x") is None
 
-    def test_same_seed_same_interval_whatever_came_before(self) -> None:
+    def test_interval_depends_only_on_seed_and_name(self) -> None:
         values = np.random.default_rng(0).normal(size=20)
         first = estimate(values, BOOTSTRAP, "a")
         estimate(THEIRS, BOOTSTRAP, "b")
@@ -97,7 +97,7 @@ class TestBootstrap:
 
 class TestAggregates:
     @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 11])
-    def test_interquartile_mean_is_scipys_trimmed_mean(self, n: int) -> None:
+    def test_interquartile_mean_equals_scipys_trimmed_mean(self, n: int) -> None:
         scores = np.random.default_rng(n).normal(size=n)
         assert float(interquartile_mean(scores)) == pytest.approx(stats.trim_mean(scores, 0.25))
 
@@ -111,7 +111,7 @@ class TestAggregates:
     def test_mean_of_means_weighs_games_not_runs(self) -> None:
         assert float(mean_of_means([np.array([0.0, 0.0, 0.0]), np.array([1.0])])) == 0.5
 
-    def test_improvement_is_mann_whitneys_u(self) -> None:
+    def test_improvement_equals_mann_whitneys_u(self) -> None:
         x, y = np.array([1.0, 3, 3, 7]), np.array([2.0, 3, 5])
         u = stats.mannwhitneyu(x, y).statistic
         assert float(improvement(x, y)) == pytest.approx(u / 12)
@@ -124,7 +124,7 @@ class TestAggregates:
 
 
 class TestWelch:
-    def test_equals_scipys(self) -> None:
+    def test_equals_scipy(self) -> None:
         reference = stats.ttest_ind(OURS, THEIRS, equal_var=False)
         interval = reference.confidence_interval(0.95)
         found = welch(OURS, THEIRS)
@@ -143,14 +143,14 @@ class TestWelch:
     @pytest.mark.parametrize(
         ("ours", "theirs"), [([1.0], [2.0, 3.0]), ([5.0, 5.0], [7.0, 7.0]), ([1.0, math.nan], [1.0, 2.0])]
     )
-    def test_does_not_exist_without_seeds_or_spread(self, ours: list[float], theirs: list[float]) -> None:
+    def test_is_none_without_two_seeds_or_variance(self, ours: list[float], theirs: list[float]) -> None:
         assert welch(ours, theirs) is None
 
-    def test_one_group_without_spread_is_tested(self) -> None:
+    def test_one_group_without_variance_is_tested(self) -> None:
         found = welch([10.0, 10.0, 10.0], [1.0, 2.0, 3.0])
         assert found is not None and found.degrees == pytest.approx(2.0)
 
-    def test_over_one_game_it_is_welchs(self) -> None:
+    def test_over_one_game_it_equals_welchs_test(self) -> None:
         assert welch_over_games([np.array(OURS), np.array(THEIRS)]) == welch(OURS, THEIRS)
 
     def test_over_games_by_plain_formulas(self) -> None:
@@ -172,15 +172,15 @@ class TestWelch:
 
 
 class TestCurves:
-    def test_rising_sorts_drops_gaps_and_keeps_the_last_of_equals(self) -> None:
+    def test_rising_sorts_drops_nan_and_keeps_the_last_of_equal_x(self) -> None:
         x, y = rising([30.0, 10, 20, 20, math.nan, 40], [3.0, 1, 2, 2.5, 9, math.nan])
         assert x.tolist() == [10, 20, 30] and y.tolist() == [1, 2.5, 3]
 
-    def test_interpolates_inside_and_never_beyond(self) -> None:
+    def test_interpolation_never_extends_a_curve(self) -> None:
         found = on_grid(np.array([10.0, 20.0]), np.array([0.0, 5.0]), [9.99, 10, 12, 20, 20.01])
         assert np.isnan(found[[0, 4]]).all() and found[1:4].tolist() == [0.0, 1.0, 5.0]
 
-    def test_empty_curve_is_nowhere(self) -> None:
+    def test_empty_curve_is_nan_everywhere(self) -> None:
         assert np.isnan(on_grid(np.empty(0), np.empty(0), [1.0, 2.0])).all()
         x, y = rising([], [])
         assert not x.size and not y.size
@@ -199,13 +199,13 @@ class TestCurves:
         assert first_reached(np.array([1.0, math.nan, 3.0, 2.0, 3.5]), 3.0) == 2
         assert first_reached(np.array([1.0, math.nan]), 3.0) is None
 
-    def test_band_counts_the_living(self) -> None:
+    def test_band_counts_runs_at_each_point(self) -> None:
         found = band([np.array([1.0, 2.0, math.nan]), np.array([3.0, 6.0, 9.0])], BOOTSTRAP, "x")
         assert found.mean.tolist() == [2.0, 4.0, 9.0] and found.n.tolist() == [2, 2, 1]
         assert found.low[:2].tolist() == [1.0, 2.0] and found.high[:2].tolist() == [3.0, 6.0]
         assert np.isnan([found.low[2], found.high[2]]).all()
 
-    def test_band_is_the_interval_of_each_point(self) -> None:
+    def test_band_equals_the_interval_of_each_point(self) -> None:
         curves = np.random.default_rng(0).normal(size=(5, 3))
         found = band(list(curves), Bootstrap(50_000, 1), "x")
         for point in range(3):

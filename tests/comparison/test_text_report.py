@@ -1,4 +1,4 @@
-"""The report's tables are in one piece, and it says how curves were drawn."""
+"""The report's tables are complete, and its methods describe how curves are drawn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def comparison(tmp_path: Path) -> Comparison:
     return study.compare()
 
 
-def test_every_table_of_the_report_is_one_block(comparison: Comparison) -> None:
+def test_report_shows_every_table_in_one_block(comparison: Comparison) -> None:
     lines = report(comparison).splitlines()
     assert max(map(len, lines)) <= WIDE
     tests = [each for each in lines if each.startswith("First - second")]
@@ -38,11 +38,11 @@ def test_every_table_of_the_report_is_one_block(comparison: Comparison) -> None:
     assert all(label in results[2] for label in ("PPO sequential", "IMPALA parallel"))
 
 
-def test_the_terminal_stays_narrow(comparison: Comparison) -> None:
+def test_terminal_text_fits_its_width(comparison: Comparison) -> None:
     assert max(map(len, terminal(comparison).splitlines())) <= 80
 
 
-def test_methods_say_what_is_left_out_of_means_and_what_is_smoothed(comparison: Comparison) -> None:
+def test_methods_describe_omissions_and_smoothing(comparison: Comparison) -> None:
     text = " ".join(report(comparison).split())
     assert "up to 10% of the axis is left out of the mean where fewer seeds are left" in text
     assert "smoothed: each point is the mean over 5% of the axis" in text
