@@ -85,7 +85,7 @@ def test_ranks_wait_for_each_other_without_a_limit() -> None:
     communicator = object.__new__(ClusterCommunicator)
     communicator.rank, communicator.world_size = 0, 1
     communicator.config = ClusterConfig(timeout_seconds=7.0)
-    communicator.attend = lambda function: function()  # type: ignore[method-assign]
+    communicator.wait_for_peers = lambda function: function()  # type: ignore[method-assign]
     communicator._connect_all(HashStore())
     try:
         backend = _get_default_group()._get_backend(torch.device("cpu"))
