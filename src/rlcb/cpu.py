@@ -1,5 +1,7 @@
-"""What the processor offers and how a process should use it. Imports nothing heavy: it must run before torch
-does."""
+"""Cores, threads, memory and allocator: what the machine offers, and how a process uses it.
+
+Imports nothing heavy, because it must run before torch is imported.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-SPIN_COUNT = "20000"  # some 50 us; with less, threads sleep and wake at every layer of a small network
+SPIN_COUNT = "20000"  # about 50 us; with fewer, threads sleep and wake at every layer of a small network
 
 # glibc's mallopt parameters (malloc.h)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def allowed_cpus() -> set[int]:
-    """Numbers of the logical CPUs that this process may use."""
+    """Return the numbers of the logical CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
@@ -37,8 +39,11 @@ CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 def _cgroup_limits(
     controller: str, names: tuple[str, ...], v1_names: tuple[str, ...], root: Path, own: Path
 ) -> list[list[int]]:
-    """What the control groups of this process and those above them set: the numbers in the files `names` of
-    a group, `v1_names` of the controller in version 1. Groups without a limit are left out."""
+    """Return the limits of this process's control groups and their ancestors, one list of numbers per limit.
+
+    The numbers are those in the files `names` of a group (cgroup version 2) or `v1_names` (version 1). Groups
+    without a limit are left out.
+    """
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -66,15 +71,14 @@ def _cgroup_limits(
 
 
 def _cgroup_cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float | None:
-    """CPUs that the control group of this process may use; None if unlimited."""
+    """Return how many CPUs the control group of this process may use; None if unlimited."""
     v1_names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     quotas = [limit[0] / limit[1] for limit in _cgroup_limits("cpu", ("cpu.max",), v1_names, root, own)]
     return min(quotas, default=None)
 
 
 def usable_memory(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
-    """Bytes of memory that this process and its like may use together: the machine's, or what its control
-    group allows."""
+    """Return the bytes of memory available to the run: the machine's, or the limit of the control group."""
     import psutil
 
     limits = _cgroup_limits("memory", ("memory.max",), ("memory.limit_in_bytes",), root, own)
@@ -82,8 +86,10 @@ def usable_memory(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use: affinity, hyper-threads and cgroup quota count. At least
-    1."""
+    """Return how many physical cores this process may use, at least 1.
+
+    Considers CPU affinity, hyper-threads and the quota of the control group.
+    """
     cpus = allowed_cpus()
     cores = set()
     for cpu in cpus:
@@ -102,8 +108,10 @@ def usable_cores() -> int:
 
 
 def choose_threads(requested: int | None, default: int | None = None) -> int:
-    """Threads for one process: `requested`, else a valid OMP_NUM_THREADS, else `default` or every usable
-    core."""
+    """Return the number of threads for one process.
+
+    This is `requested` if given, else a valid OMP_NUM_THREADS, else `default`, else the usable cores.
+    """
     if requested is not None:
         return requested
     explicit = os.environ.get("OMP_NUM_THREADS", "")
@@ -111,11 +119,10 @@ def choose_threads(requested: int | None, default: int | None = None) -> int:
 
 
 def set_thread_environment(num_threads: int) -> None:
-    """Tell OpenMP, MKL and OpenBLAS their number of threads; has full effect only before torch loads.
+    """Set the number of threads of OpenMP, MKL and OpenBLAS. Call it before torch is imported.
 
-    Threads that wait for each other spin for a moment only, unless the environment says otherwise. By default
-    GNU's OpenMP spins so long that beside another busy process, which takes one of the cores from time to
-    time, an update takes 5 to 10 times as long.
+    Also limits how long waiting threads spin, unless the environment sets it. With the default of GNU OpenMP
+    an update takes 5 to 10 times as long if another process uses one of the cores now and then.
     """
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(num_threads)
@@ -124,18 +131,18 @@ def set_thread_environment(num_threads: int) -> None:
 
 
 def set_torch_threads(num_threads: int) -> None:
-    """Give torch `num_threads` for the operators of one process."""
+    """Set the number of threads that torch uses for one operator."""
     import torch
 
     torch.set_num_threads(num_threads)
 
 
 def tune_allocator() -> bool:
-    """Have glibc keep and reuse freed pages instead of giving them back to the system after every layer.
+    """Make glibc reuse freed pages instead of returning them to the system; return whether it took effect.
 
-    Activations of some megabytes are allocated and freed thousands of times an update; returned pages are
-    zeroed by the kernel each time, which costs a third of an update with the IMPALA network. Returns whether
-    it took effect; on other C libraries it does nothing.
+    An update allocates and frees activations of several megabytes thousands of times. The kernel zeroes
+    returned pages each time, which takes a third of an update with the IMPALA-CNN. Other C libraries are not
+    changed.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -149,15 +156,14 @@ def tune_allocator() -> bool:
 
 
 def calm_threads(name: str) -> int:
-    """Have threads of this process that are called `name` await their turn when something wakes them, instead
-    of taking the core from the thread that runs on it; returns how many there are.
+    """Give the threads named `name` of this process the policy SCHED_BATCH; return how many there are.
 
-    Their share of the processor stays as it was (Linux's SCHED_BATCH). On other systems, and where the system
-    refuses, nothing changes.
+    Such a thread does not preempt a running thread when it wakes up. Its share of the processor stays the
+    same. Changes nothing on other systems than Linux, or without permission.
     """
     found = 0
     for thread in Path("/proc/self/task").glob("*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or this is not allowed
+        with contextlib.suppress(OSError):  # the thread has ended, or there is no permission
             if (thread / "comm").read_text().strip() == name:
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
                 found += 1
@@ -165,10 +171,10 @@ def calm_threads(name: str) -> int:
 
 
 def suggested_microbatch(sample_bytes: int) -> int:
-    """Samples to push through the network at once, for activations of `sample_bytes` each.
+    """Return the default microbatch size: a power of two from 32 to 256.
 
-    The working set of a layer (its input, output and gradients), not of the network, has to stay near the
-    cores. Powers of two from 32 to 256: beyond that nothing was gained.
+    `sample_bytes` is the size of one sample's activations in the largest layer. The working set of one layer
+    (input, output and gradients) should fit the caches. Larger microbatches were not faster.
     """
     target = 16 * 2**20
     exponent = math.floor(math.log2(max(1, target // max(1, sample_bytes))))
@@ -177,7 +183,7 @@ def suggested_microbatch(sample_bytes: int) -> int:
 
 @functools.cache
 def cpu_model() -> str:
-    """The processor's name as the system gives it."""
+    """Return the name of the processor, as the system reports it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.lower().startswith("model name"):
@@ -189,12 +195,12 @@ def cpu_model() -> str:
 
 @functools.cache
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 numbers by instructions of its own."""
+    """Whether the processor has instructions that multiply bfloat16 numbers."""
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(cpu_flags())
 
 
 def describe_machine() -> dict[str, Any]:
-    """CPU model, cores (physical, usable by this process, logical) and memory in GB, as plain values."""
+    """Return the CPU model, the cores (physical, usable, logical), the memory in GB and the load."""
     import psutil
 
     return {
@@ -215,7 +221,7 @@ ARM_IDENTITY = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part"
 
 
 def _first_values(cpuinfo: Path) -> dict[str, str]:
-    """What the system says of the first core; {} where it says nothing."""
+    """Return the entries of /proc/cpuinfo for the first core; {} on systems without it."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -229,15 +235,17 @@ def _first_values(cpuinfo: Path) -> dict[str, str]:
 
 
 def cpu_flags(cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
-    """Those of the processor's abilities that matter here, as the system names them; () where it does not."""
+    """Return which instruction sets of CPU_FLAGS the processor has; () if the system does not report any."""
     values = _first_values(cpuinfo)
     named = set((values.get("flags") or values.get("Features") or "").split())
     return tuple(flag for flag in CPU_FLAGS if flag in named)
 
 
 def cpu_identity(cpuinfo: Path = CPUINFO) -> str:
-    """`cpu family 25, model 17, stepping 1`, or what ARM has instead; nothing where the system does not
-    say."""
+    """Return family, model and stepping, or ARM's equivalents; "" if the system does not report them.
+
+    Example: `cpu family 25, model 17, stepping 1`.
+    """
     values = _first_values(cpuinfo)
     return ", ".join(f"{name} {values[name]}" for name in (*IDENTITY, *ARM_IDENTITY) if name in values)
 
@@ -245,7 +253,7 @@ def cpu_identity(cpuinfo: Path = CPUINFO) -> str:
 def prepare_process(
     num_threads: int | None, allocator: bool = True, default_threads: int | None = None
 ) -> int:
-    """Set this process's threads and allocator. Returns the number of threads.
+    """Set this process's number of threads and its allocator; return the number of threads.
 
     Call it before torch is imported: OpenMP reads its environment variables only then.
     """

@@ -1,6 +1,6 @@
-"""The errors that end a program, and the exit codes they end it with.
+"""The exceptions that users see as one line, and the exit codes of the commands.
 
-Everything else that is raised is a fault of the program and shows its traceback.
+Any other exception is a bug of the program and shows its traceback.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ EXIT_USAGE = 2
 
 
 class UsageError(Exception):
-    """A wrong input. The message is one line: what was wrong and what would be right. Exit code 2."""
+    """Wrong input. The message is one line: what is wrong and what is possible. Exit code 2."""
 
 
 class RunError(Exception):
-    """A run that cannot go on (environment fault, divergence, full disk). One line. Exit code 1."""
+    """A run failed, for example by an environment's error or a full disk. One line. Exit code 1."""
 
 
 class EnvironmentFault(RunError):
-    """One environment of a vector raised; `index` says which, the cause what."""
+    """Environment number `index` of a vector raised an exception."""
 
     def __init__(self, index: int, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {first_line(error)}")
@@ -26,16 +26,16 @@ class EnvironmentFault(RunError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, cut to one line."""
+    """Return the first line of an exception's message, "" if it is empty."""
     return next(iter(str(error).strip().splitlines()), "")
 
 
 class PeerLost(RunError):
-    """Another process of the run is gone; why it went is for that process, or for who started it, to say."""
+    """Another process of the run has ended. That process or its supervisor reports the reason."""
 
 
 class Interrupted(Exception):
-    """A signal asked the run to stop; raised between two environment steps or two gradient computations."""
+    """A signal asked the run to stop. Raised between environment steps or gradient computations."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"interrupted by signal {signal_number}")
@@ -43,5 +43,5 @@ class Interrupted(Exception):
 
     @property
     def exit_code(self) -> int:
-        """The shell's convention: 130 for SIGINT, 143 for SIGTERM."""
+        """128 plus the signal number, as shells do: 130 for SIGINT, 143 for SIGTERM."""
         return 128 + self.signal_number

@@ -1,4 +1,4 @@
-"""Files that readers never see half-written, and JSON that every reader understands."""
+"""Write files atomically, and write strict JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def strict_json(value: Any) -> Any:
-    """Plain values for strict JSON: numbers that JSON cannot say (NaN, infinities) become null."""
+    """Return `value` as plain values for strict JSON: NaN and infinities become None."""
     if isinstance(value, Mapping):
         return {str(key): strict_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -26,13 +26,15 @@ def strict_json(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write strict JSON under a temporary name and rename it: readers see the old file or the whole new
-    one."""
+    """Write `value` as strict JSON, atomically. Raises OSError."""
     write_atomically(path, (json.dumps(strict_json(value), indent=2, allow_nan=False) + "\n").encode())
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Write bytes to disk under a temporary name, then rename. On an error the temporary file is removed."""
+    """Write bytes under a temporary name, then rename: readers see the old or the whole new file.
+
+    Raises OSError; the temporary file is then removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

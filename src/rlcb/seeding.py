@@ -1,7 +1,7 @@
-"""Random streams: every draw is keyed by the run's seed and by what it is for, so no two ever share a stream.
+"""Random streams: each use of random numbers has its own stream, derived from the run's seed.
 
-A key does not depend on the number of processes or on what was drawn before. So a run gives the same numbers
-in every mode, and a resumed run goes on exactly where it stopped.
+A stream's key does not depend on the number of processes or on earlier draws. So all modes draw the same
+numbers, and a resumed run continues exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -9,38 +9,41 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-# First component of a key. Environment groups use one-component keys, as SeedSequence.spawn does.
+# The first component of a key. Keys of environment groups have one component, as SeedSequence.spawn makes.
 _ACTIONS, _MINIBATCHES, _RESTART, _EVALUATION, _EVALUATION_ACTIONS = 1, 2, 3, 4, 5
 
 
 def group_seed(seed: int, group: int) -> np.random.SeedSequence:
-    """The seed of environment group `group`: child number `group` of SeedSequence(seed).spawn."""
+    """Return the seed of environment group `group`: child number `group` of SeedSequence(seed).spawn."""
     return np.random.SeedSequence(seed, spawn_key=(group,))
 
 
 def restart_seed(seed: int, group: int, update: int) -> np.random.SeedSequence:
-    """The seed of a group whose environments begin anew in a run resumed at `update`."""
+    """Return the seed of a group whose environments restart in a run that is resumed at `update`."""
     return np.random.SeedSequence(seed, spawn_key=(_RESTART, update, group))
 
 
 def evaluation_seed(seed: int, group: int, split: int) -> np.random.SeedSequence:
-    """The seed of an environment group of the evaluator, apart from every stream of training."""
+    """Return the seed of an environment group of an evaluation. No stream of training has the same key."""
     return np.random.SeedSequence(seed, spawn_key=(_EVALUATION, split, group))
 
 
 def evaluation_actions(seed: int, split: int, env: int) -> np.random.Generator:
-    """The action noise of one environment of the evaluator."""
+    """Return the generator of action noise for one environment of an evaluation."""
     key = np.random.SeedSequence(seed, spawn_key=(_EVALUATION_ACTIONS, split, env))
     return np.random.Generator(np.random.SFC64(key))
 
 
 def environment_seeds(group: np.random.SeedSequence, count: int) -> list[int]:
-    """`count` seeds of 31 bits (what Procgen and Gymnasium take) from a group's seed."""
+    """Return `count` seeds of 31 bits, the range of Procgen and Gymnasium, from a group's seed."""
     return [int(word) >> 1 for word in group.generate_state(count, np.uint32)]
 
 
 def action_noise(seed: int, update: int, first_env: int, num_envs: int, n_steps: int) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1), (n_steps, num_envs): column i belongs to environment first_env + i alone."""
+    """Return uniform numbers (n_steps, num_envs) in [0, 1) for sampling actions.
+
+    Column i is the stream of environment first_env + i.
+    """
     noise = np.empty((n_steps, num_envs))
     for i in range(num_envs):
         key = np.random.SeedSequence(seed, spawn_key=(_ACTIONS, update, first_env + i))
@@ -49,6 +52,9 @@ def action_noise(seed: int, update: int, first_env: int, num_envs: int, n_steps:
 
 
 def minibatch_permutation(seed: int, update: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
-    """The order in which an epoch visits the samples of a rollout; equal in every process."""
+    """Return the order (num_samples,) int64 in which an epoch visits a rollout's samples.
+
+    It is equal in all processes.
+    """
     key = np.random.SeedSequence(seed, spawn_key=(_MINIBATCHES, update, epoch))
     return np.random.Generator(np.random.SFC64(key)).permutation(num_samples)

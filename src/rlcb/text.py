@@ -1,4 +1,4 @@
-"""How text is laid out for a terminal of 80 columns."""
+"""Format numbers, times and rows of text for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-WIDTH = 72  # of rules between blocks
+WIDTH = 72  # the length of the rules between blocks
 COLUMNS = 80
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds as H:MM:SS."""
+    """Return seconds as H:MM:SS."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def short(number: int) -> str:
-    """A number that stays below ten characters: 9,999,999, then 10.0M."""
+    """Return a number in fewer than ten characters: 9,999,999, then 10.0M."""
     return f"{number:,}" if number < 10_000_000 else f"{number / 1e6:,.1f}M"
 
 
 def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 worker`, `2 workers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def print_rows(rows: Mapping[str, str | Path], indent: int) -> None:
-    """Print names and what is said of them, beginning in column `indent`; paths are never broken."""
+    """Print names and texts, with the texts in column `indent`. Texts are wrapped, paths are not."""
     for name, value in rows.items():
         lines = [str(value)]
         if isinstance(value, str):
@@ -39,14 +40,14 @@ def print_rows(rows: Mapping[str, str | Path], indent: int) -> None:
 
 
 def tick_text(value: float, ticks: NDArray[np.float64]) -> str:
-    """A tick's value with thousands separators and as many decimals as the distance between ticks needs."""
+    """Return a tick's label, with as many decimals as the distance between the ticks needs."""
     step = float(np.diff(ticks).min()) if len(ticks) > 1 else 1.0
     decimals = max(0, -math.floor(math.log10(step) + 1e-6))  # steps are 1, 2 or 5 times a power of ten
     return f"{value:,.{decimals}f}".replace("-", "\u2212")
 
 
 def count_text(count: float) -> str:
-    """A count in few letters: 500, 100k, 1.5M."""
+    """Return a count in short form: 500, 100k, 1.5M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(count) >= size:
             return f"{count / size:.4g}{letter}"
@@ -54,7 +55,7 @@ def count_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A time in its natural unit: 14 seconds, 4.8 minutes, 8.0 hours."""
+    """Return a time in the unit that fits: 14 seconds, 4.8 minutes, 8.0 hours."""
     if seconds < 60:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.1f} minutes" if seconds < 3600 else f"{seconds / 3600:.1f} hours"

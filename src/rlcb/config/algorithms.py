@@ -1,8 +1,7 @@
-"""The registry of algorithms: their names, the modes that each one has, and what sets it apart.
+"""The registry of algorithms: names, modes and properties.
 
-To add an algorithm, add an entry here and its update in `rl/` to
-`rlcb.training.base.UPDATES` (CONTRIBUTING.md has an
-example).
+To add an algorithm, add an entry here and its update in `rl/` to `rlcb.training.base.UPDATES`
+(CONTRIBUTING.md has an example).
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ Mode = Literal["sequential", "parallel", "distributed"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 ONE_MACHINE: tuple[Mode, ...] = ("sequential", "parallel")
-"""The modes that run on one machine, which are those of a study."""
+"""The modes that run on one machine; studies have these modes."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What the program has to know of an algorithm besides its update."""
+    """The properties of an algorithm, apart from its update."""
 
     name: AlgorithmName
     label: str
     modes: tuple[Mode, ...]
     has_minibatches: bool = False
-    """Whether it passes several times over a rollout, in minibatches (`batch_size`, `n_epochs`)."""
+    """Whether it makes several epochs of minibatches per rollout (`batch_size`, `n_epochs`)."""
     has_actors: bool = False
-    """Whether actors and learners are different processes where there are several processes."""
+    """Whether its parallel and distributed modes have separate actors and learners."""
     is_asynchronous: bool = False
     """Whether workers apply their gradients without waiting for each other."""
     caches_activations: bool = False
-    """Whether learning can reuse the activations that acting computed, with the same parameters."""
+    """Whether learning can reuse the activations that acting computed: the parameters are the same."""
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -49,4 +48,4 @@ WHY_NOT = {
     ("a3c", "sequential"): "one sequential A3C worker is A2C",
     ("a3c", "distributed"): "A3C runs on one machine",
 }
-"""Why an algorithm does not have a mode."""
+"""The reason why an algorithm does not have a mode, by (algorithm, mode)."""

@@ -1,4 +1,4 @@
-"""How long a run trains: a number of timesteps, a time, or both, whichever ends first."""
+"""How long a run trains: a number of timesteps, a time, or both; it ends at whichever comes first."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from rlcb.config.config import Config
 
-DEFAULT_HOURS = 1.0  # of a timed script that is told none
+DEFAULT_HOURS = 1.0  # of a timed script without --duration
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Timesteps are rounded up to whole updates; a time ends at the update boundary nearest to it."""
+    """The limits of a run.
+
+    Timesteps are rounded up to whole updates. A timed run ends at the update boundary nearest to its limit.
+    """
 
     timesteps_per_update: int
     timesteps: int | None
@@ -20,6 +23,7 @@ class Budget:
 
     @classmethod
     def of(cls, config: Config) -> Budget:
+        """Return the budget of a configuration."""
         hours = config.training.duration_hours
         return cls(
             config.timesteps_per_update,
@@ -29,10 +33,11 @@ class Budget:
 
     @property
     def updates(self) -> int | None:
+        """The number of updates; None without a limit of timesteps."""
         return None if self.timesteps is None else math.ceil(self.timesteps / self.timesteps_per_update)
 
     def share_used(self, updates: int, elapsed: float) -> float:
-        """The used share of the limit that is nearest to its end, from 0 to 1."""
+        """Return the used share of the budget, from 0 to 1; with two limits, the larger share."""
         shares = [0.0]
         if self.updates is not None:
             shares.append(updates / self.updates)
@@ -41,10 +46,10 @@ class Budget:
         return min(1.0, max(shares))
 
     def finished(self, updates: int, elapsed: float, update_seconds: float) -> bool:
-        """Whether to stop here, after `updates` updates of which the last took `update_seconds`.
+        """Whether the run ends after `updates` updates and `elapsed` seconds.
 
-        At least one update is made. A timed run stops if the next boundary would lie farther from the
-        deadline.
+        Every run makes at least one update. A timed run ends here if the next boundary would be farther from
+        the limit; `update_seconds` is the time of the last update.
         """
         if updates == 0:
             return False

@@ -1,8 +1,7 @@
 """The configuration of a run: typed, validated, frozen.
 
-Nothing is ignored: an unknown key, a value of the wrong type or an impossible combination is an error that
-names the key, the value and the rule. config/settings.py describes each setting;
-config/yaml_file.py reads and writes configurations.
+Unknown keys, wrong types and impossible combinations are errors that name the key, the value and the rule.
+config/settings.py describes each setting; config/yaml_file.py reads and writes configurations.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ MAX_GROUP_SIZE = 8
 
 
 class Config(Section):
-    """Everything that a run depends on. `Config.model_dump()` written as YAML reproduces it."""
+    """All settings of a run. `Config.model_dump()`, written as YAML, reproduces it."""
 
     algorithm: AlgorithmName = "ppo"
     mode: Mode = "sequential"
@@ -51,13 +50,13 @@ class Config(Section):
 
     @property
     def has_actors(self) -> bool:
-        """Whether actors and learners are different processes."""
+        """Whether different processes act and learn (IMPALA, except in the sequential mode)."""
         return self.traits.has_actors and self.mode != "sequential"
 
     @property
     def timesteps_per_update(self) -> int:
-        """Steps that one update learns from: of all environments, in A3C of those of one worker, in IMPALA of
-        a batch of unrolls."""
+        """Samples of one update: a rollout of all environments, in A3C of one worker's, in IMPALA a batch of
+        unrolls."""
         if self.has_actors and self.training.batch_size is not None:
             return self.training.batch_size
         num_envs = self.envs_per_process if self.traits.is_asynchronous else self.env.num_envs
@@ -65,18 +64,18 @@ class Config(Section):
 
     @property
     def timesteps_per_unroll(self) -> int:
-        """Steps that one process brings at a time."""
+        """Samples of one rollout of one process: an unroll of an IMPALA actor."""
         return self.training.n_steps * self.envs_per_process
 
     @property
     def num_processes(self) -> int:
-        """Processes that step environments, on all nodes: workers, or IMPALA's actors."""
+        """Number of processes on all nodes that step environments: workers, or IMPALA's actors."""
         workers = self.cluster.num_workers if self.mode == "distributed" else self.parallel.num_workers
         return self.num_nodes * ((self.impala.num_actors if self.has_actors else workers) or 1)
 
     @property
     def num_nodes(self) -> int:
-        """Machines that learn together."""
+        """Number of nodes; 1 except in the distributed mode."""
         return self.cluster.num_nodes or 1
 
     @property
@@ -85,13 +84,12 @@ class Config(Section):
 
     @property
     def num_learners(self) -> int:
-        """Processes that learn: workers that step environments as well, or IMPALA's learners."""
+        """Number of processes on all nodes that learn: workers, or IMPALA's learners."""
         return self.num_nodes * (self.impala.num_learners or 1) if self.has_actors else self.num_processes
 
     @property
     def num_ranks(self) -> int:
-        """Processes in all, the one that starts them not counted: IMPALA's learners come before its
-        actors."""
+        """Number of workers, or of learners and actors, on all nodes. The supervisors are not counted."""
         return self.num_learners + (self.num_processes if self.has_actors else 0)
 
     @property
@@ -108,19 +106,19 @@ class Config(Section):
 
     @property
     def num_busy_processes(self) -> int:
-        """Processes of a node that want a core each. Actors and learners take turns by waiting for each
-        other."""
+        """Number of processes per node that need a core at the same time. Actors and learners wait for each
+        other, so only the larger group counts."""
         return max(self.num_learners, self.num_processes) // self.num_nodes
 
     def rank_of(self, node_rank: int, local_rank: int) -> int:
-        """The number of a node's process among those of all nodes."""
+        """Return the rank of a node's process in the whole run; the ranks of learners come before actors."""
         learners = self.learners_per_node
         if local_rank < learners:
             return node_rank * learners + local_rank
         return self.num_learners + node_rank * self.actors_per_node + local_rank - learners
 
     def process_name(self, rank: int) -> str:
-        """What a process is called where people read it; `rank` counts those of all nodes."""
+        """Return the name of the process with this rank of the whole run, such as `worker 3`."""
         if not self.has_actors:
             return f"worker {rank}"
         return f"learner {rank}" if rank < self.num_learners else f"actor {rank - self.num_learners}"
@@ -131,7 +129,7 @@ class Config(Section):
 
     @property
     def group_size(self) -> int:
-        """Environments per native batch, resolved."""
+        """Environments per native batch, also if env.group_size is null."""
         if self.env.group_size is not None:
             return self.env.group_size
         return largest_divisor(self.envs_per_process, MAX_GROUP_SIZE) if procgen_game(self.env.id) else 1
@@ -139,7 +137,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _default_workers(cls, data: Any) -> Any:
-        """Write the number of workers out, so that config.yaml says it."""
+        """Replace a missing number of workers by its default, so that config.yaml contains it."""
         parallel = data.get("parallel", {}) if isinstance(data, Mapping) else None
         if not isinstance(parallel, Mapping) or parallel.get("num_workers") is not None:
             return data
@@ -237,7 +235,7 @@ class Config(Section):
         if not self.has_actors:
             for key in ACTOR_SETTINGS:
                 value, default = getattr(self.impala, key), ImpalaConfig.model_fields[key].default
-                one = default is None and value == 1  # of a number of processes, which is true of it
+                one = default is None and value == 1  # one actor or learner, as a sequential run has
                 if value != default and not one:
                     raise ValueError(f"impala.{key} = {value}: a sequential run has no actors")
             return
@@ -259,9 +257,9 @@ class Config(Section):
             )
 
 
-# Settings that mean something to PPO alone.
+# Settings that only PPO uses.
 PPO_SETTINGS = ("clip_range", "clip_value_loss", "target_kl")
-# Settings of IMPALA that mean something only where other processes act than learn.
+# Settings of IMPALA that only runs with actors use.
 ACTOR_SETTINGS = (
     "num_actors",
     "num_learners",
@@ -273,22 +271,22 @@ ACTOR_SETTINGS = (
 
 
 def _workers_for(env: Any) -> int:
-    """As many workers as share the environments evenly, one per usable core at the most."""
+    """Return the default number of workers: the largest divisor of num_envs up to the usable cores."""
     environments = env.get("num_envs") if isinstance(env, Mapping) else None
     if environments is None:
         environments = EnvConfig().num_envs
     if not isinstance(environments, int) or environments < 1:
-        return usable_cores()  # which is refused elsewhere
+        return usable_cores()  # validation rejects such a num_envs
     return largest_divisor(environments, usable_cores())
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of `number` that is at most `limit`."""
+    """Return the largest divisor of `number` that is at most `limit`."""
     return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)
 
 
 def flat_settings(config: Config) -> dict[str, Any]:
-    """Every setting by its dotted key."""
+    """Return all settings by dotted key, such as `training.gamma`."""
 
     def walk(data: dict[str, Any], prefix: str) -> dict[str, Any]:
         flat: dict[str, Any] = {}
@@ -301,11 +299,11 @@ def flat_settings(config: Config) -> dict[str, Any]:
     return walk(config.model_dump(), "")
 
 
-PASSES_SHARE = 0.25  # of the memory: what kept passes may take where nothing is said
+PASSES_SHARE = 0.25  # of the memory: the largest default size of the activation cache
 
 
 def caches_activations(config: Config, sample_bytes: int) -> bool:
-    """Whether they are kept, if what is kept of a sample takes so many bytes; 0 where there is nothing."""
+    """Whether a run caches the activations of acting, with `sample_bytes` per sample (0: it has none)."""
     if not config.traits.caches_activations or not sample_bytes:
         return False
     if config.hardware.keep_acting_passes is not None:

@@ -1,4 +1,4 @@
-"""The names of Procgen's games and what each of them offers. Plain facts: importing this loads nothing."""
+"""The names of Procgen's games and their distribution modes. Importing this module loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GAMES = (
     "plunder",
     "starpilot",
 )
-# Procgen ends the process when a game is asked for a mode that it does not have; easy and hard exist for all.
+# Procgen ends the process if a game does not have the distribution mode.
 GAMES_WITH_MODE = {
     "easy": GAMES,
     "hard": GAMES,
@@ -32,18 +32,20 @@ GAMES_WITH_MODE = {
     "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
     "exploration": ("caveflyer", "climber", "coinrun", "heist", "jumper", "leaper", "maze", "ninja"),
 }
-MAX_LEVEL = 2**31 - 1  # levels are numbered by 31 bits
+MAX_LEVEL = 2**31 - 1  # level numbers have 31 bits
 
 
 def procgen_game(env_id: str) -> str | None:
-    """The game meant by `coinrun`, `procgen-coinrun-v0` or `procgen:procgen-coinrun-v0`; None for another
-    id."""
+    """Return the game of an id such as `coinrun`, `procgen-coinrun-v0` or `procgen:procgen-coinrun-v0`.
+
+    None if it is not a Procgen game.
+    """
     name = env_id.removeprefix("procgen:").removeprefix("procgen-").removesuffix("-v0")
     return name if name in GAMES else None
 
 
 def canonical_id(env_id: str) -> str:
-    """Every form of a Procgen game's name becomes `procgen-<game>-v0`; other ids stay as they are."""
+    """Return `procgen-<game>-v0` for any form of a Procgen game's name; other ids unchanged."""
     game = procgen_game(env_id)
     return f"procgen-{game}-v0" if game else env_id
 
@@ -56,7 +58,7 @@ def check_environment(env_id: str, flag: str) -> None:
     """
     if procgen_game(env_id) or env_id.startswith("gym:"):
         return
-    import gymnasium  # takes a moment, which runs of Procgen games save
+    import gymnasium  # slow to import, and not needed for Procgen
 
     module, separator, name = env_id.partition(":")
     try:

@@ -1,6 +1,6 @@
-"""The sections of a configuration: what each setting is, its type, its limits and its default.
+"""The sections of a configuration: each setting with its type, its limits and its default.
 
-What holds between sections is checked in config/config.py.
+config/config.py checks rules between sections.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_NUM_LEVELS = 200
 
 
 def _whole(value: Any) -> Any:
-    """Let `25e6` stand for 25000000 where a count is expected."""
+    """Convert a float without a fraction to int, so that a count can be written as `25e6`."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -31,13 +31,13 @@ Widths = Annotated[tuple[Count, ...], Strict(False), Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """Frozen, strict about types, closed to unknown keys."""
+    """Base class of the sections: frozen, strict about types, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ProcgenOptions(Section):
-    """Procgen's own options, passed on as they are."""
+    """Options that are passed to Procgen unchanged."""
 
     center_agent: bool = True
     use_backgrounds: bool = True
@@ -49,21 +49,22 @@ class ProcgenOptions(Section):
 
 
 class EnvConfig(Section):
+    """The environments and their levels."""
+
     id: Annotated[str, AfterValidator(canonical_id)] = "procgen-coinrun-v0"
-    """A Procgen game in any form of its name, a Gymnasium id, or gym:<id> for an old Gym environment."""
+    """A Procgen game (coinrun, procgen-coinrun-v0), a Gymnasium id, or gym:<id> for the old Gym."""
     num_envs: Count = 32
-    """Environments in all, over every process."""
+    """Environments in total, over all processes."""
     group_size: Count | None = None
-    """Environments that share one native batch and one seed; null: the largest divisor of the envs per
-    process <= 8."""
+    """Environments per native batch, which share one seed; null: the largest divisor of the environments per
+    process that is at most 8."""
     distribution_mode: DistributionMode = "easy"
     num_levels: NonNegative | None = None
-    """Levels to train on, 0 for all of them; null: 200, except in exploration mode, which fixes its one
-    level."""
+    """Levels to train on, 0 for all; null: 200, or the one level of the distribution mode exploration."""
     start_level: NonNegative = 0
     procgen: ProcgenOptions = ProcgenOptions()
     kwargs: dict[str, Any] = {}
-    """Keyword arguments for gymnasium.make; Procgen takes its options from `procgen`."""
+    """Keyword arguments for gymnasium.make; not for Procgen, whose options are in `procgen`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -107,32 +108,34 @@ class EnvConfig(Section):
 
 
 class ModelConfig(Section):
+    """The network."""
+
     architecture: Literal["auto", "impala", "nature", "mlp"] = "auto"
-    """auto: the IMPALA network for images, the MLP for vectors."""
+    """auto: the IMPALA-CNN for images, the MLP for vectors."""
     impala_channels: Widths = (16, 32, 32)
     hidden_size: Count = 256
-    """Width of the dense layer behind the convolutions (the Nature network has 512 in its paper)."""
+    """Width of the dense layer after the convolutions (512 in the paper of the Nature CNN)."""
     mlp_sizes: Widths = (64, 64)
     precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: the layers before the two heads multiply numbers with 8 bits of mantissa and add them up in
-    float32; weights, gradients and optimizer stay float32. Faster only where the processor has instructions
-    for it (Zen 4, Sapphire Rapids and later)."""
+    """Number format of all layers before the two heads; parameters, gradients and optimizer stay float32.
+    bfloat16 is faster only on processors with instructions for it (Zen 4, Sapphire Rapids and later)."""
 
 
 class TrainingConfig(Section):
+    """Budget, rollouts, optimizer and losses."""
+
     seed: Annotated[NonNegative, Field(le=2**63 - 1)] = 42
     total_timesteps: Count | None = 25_000_000
-    """Budget of the fixed-timesteps scripts: environment steps over all environments, rounded up to whole
-    rollouts."""
+    """Steps of all environments after which the run ends, rounded up to whole updates; null: no limit."""
     duration_hours: PositiveFloat | None = None
-    """Budget of the timed scripts: hours of wall clock."""
+    """Hours of wall clock after which the run ends; null: no limit."""
     n_steps: Count = 128
     batch_size: Count | None = 1024
-    """Samples in a minibatch; null: the whole rollout. A2C and A3C learn from the whole rollout at once."""
+    """Samples in a minibatch; null: the whole rollout, as A2C and A3C need."""
     n_epochs: Count = 4
     learning_rate: PositiveFloat = 5e-4
     lr_schedule: Literal["constant", "linear"] = "constant"
-    """linear: update k of K runs at learning_rate * (1 - k / K); in a timed run by the share of time used."""
+    """linear: the learning rate falls to 0 over the run, by updates or, in a timed run, by time."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     optimizer_eps: PositiveFloat = 1e-5
     rmsprop_alpha: Fraction = 0.99
@@ -145,107 +148,110 @@ class TrainingConfig(Section):
     ent_coef: Coefficient = 0.01
     normalize_advantages: bool = True
     target_kl: PositiveFloat | None = None
-    """Ends an update after the epoch whose mean approximate KL exceeds it."""
+    """An update ends after the epoch whose mean approximate KL divergence exceeds this; null: never."""
     normalize_rewards: bool = True
-    """Learn from rewards over the running standard deviation of the discounted return; reports stay raw."""
+    """Divide rewards by the running standard deviation of the discounted return; reports show raw rewards."""
     reward_clip: PositiveFloat = 10.0
 
 
 class ImpalaConfig(Section):
-    """Settings of IMPALA alone; actors and learners exist in its parallel and distributed modes, where each
-    node has as many of them."""
+    """Settings for IMPALA only. The parallel and distributed modes have actors and learners, equally many on
+    each node."""
 
     vtrace_clip_rho_threshold: PositiveFloat = 1.0
     """rho-bar: upper bound of the importance ratio in the value targets."""
     vtrace_clip_pg_rho_threshold: PositiveFloat = 1.0
     """Upper bound of the importance ratio in the policy gradient."""
     vtrace_clip_c_threshold: PositiveFloat = 1.0
-    """c-bar: upper bound of the trace coefficients, which training.gae_lambda multiplies."""
+    """c-bar: upper bound of the trace coefficients, before they are multiplied by training.gae_lambda."""
     loss_reduction: Literal["mean", "sum"] = "mean"
-    """mean: over samples, as in every algorithm here; sum: over samples, as in the paper's code."""
+    """mean: over samples, as in the other algorithms; sum: over samples, as in the paper's code."""
     num_actors: Count | None = None
-    """Processes of a node that step environments; null: chosen by a calibration of the (first) machine."""
+    """Processes per node that step environments; null: measured at the start, on the first node."""
     num_learners: Count | None = None
-    """Processes of a node that learn, each from its share of every batch; null: chosen by the
-    calibration."""
+    """Processes per node that learn, each from its shard of every batch; null: measured at the start."""
     max_policy_lag: NonNegative = 2
-    """Updates by which the parameters that acted may be older than those that learn; 0: actors and learners
-    take turns. There are max_policy_lag + 1 batches of unrolls in memory."""
+    """Largest age of the behaviour policy, in updates; 0: actors and learners take turns.
+    max_policy_lag + 1 batches of unrolls are in memory."""
     max_actor_restarts: NonNegative = 3
-    """Actors of a node that may die and be replaced before the run fails, restarts of the run included."""
+    """Failed actors per node that are replaced before the run fails, also counted over resumes."""
     actor_nice: Annotated[NonNegative, Field(le=19)] = 10
-    """By how much actors yield to learners where they share cores."""
+    """Nice value of actors, so that learners run first on shared cores."""
     check_unwritten: bool = False
-    """Fill unrolls with absurd values before they are written, and fail if one is learned from."""
+    """Fill unrolls with sentinel values before they are written, and fail if a learner reads one."""
 
 
 class ParallelConfig(Section):
+    """The processes of one machine."""
+
     num_workers: Count | None = None
-    """Processes that step environments and learn; null: the largest number that divides the environments, one
-    per usable core at the most. A sequential run has one."""
+    """Processes that step environments and learn; null: the largest divisor of env.num_envs up to the number
+    of usable cores. A sequential run has one."""
     timeout_seconds: PositiveFloat = 120.0
-    """A worker that makes no progress for so long (an environment that hangs) ends the run. A time for
-    which all of it is suspended does not count."""
+    """Seconds without progress of a worker after which the run fails. Time in which the run is suspended does
+    not count."""
     check_every: Count = 100
-    """Updates between two checks that all workers hold the same parameters; not for A3C, whose
-    workers never do."""
+    """Updates between checks that all workers have equal parameters; not for A3C, where they differ."""
     buffer: Literal["auto", "shared", "mmap"] = "auto"
-    """Where the rollout lies. auto: in memory, shared between workers; mmap: in a file, for rollouts larger
-    than RAM. A3C has one for each worker."""
+    """Where the rollout is stored. auto and shared: in memory shared by all workers; mmap: in a file, for
+    rollouts larger than the memory. In A3C each worker has its own."""
     buffer_dir: str | None = None
-    """Folder of the file of an mmap buffer; null: the system's folder for temporary files."""
+    """Folder for the file of an mmap buffer; null: the system's folder for temporary files."""
 
 
 class ClusterConfig(Section):
-    """Settings of the distributed mode alone. What is null comes from torchrun, SLURM or flags."""
+    """Settings for the distributed mode only. Values that are null come from torchrun, SLURM or flags."""
 
     num_nodes: Count | None = None
     num_workers: Count | None = None
-    """Processes of each node that step environments and learn; null: as many as torchrun or SLURM starts, or
-    one per usable core. IMPALA has actors and learners instead."""
+    """Processes per node that step environments and learn; null: as many as torchrun or SLURM starts, or one
+    per usable core. Not for IMPALA, which has actors and learners."""
     distributed_backend: Literal["gloo"] = "gloo"
     master_addr: str | None = None
-    """Address of the first node, which all others reach."""
+    """Address of the first node, reachable from all others."""
     master_port: Annotated[Count, Field(le=65535)] | None = None
     timeout_seconds: PositiveFloat = 120.0
-    """A process that is silent, or makes no progress, for so long ends the run."""
+    """Seconds without a message or progress of a process after which the run fails."""
     network_interface: str | None = None
-    """The interface that gradients travel over; null: the one that reaches the first node."""
+    """Network interface for gradients; null: the one that reaches the first node."""
     compression: Literal["none", "bf16"] = "none"
-    """bf16: gradients travel with 8 bits of mantissa, which halves the bytes."""
+    """bf16: send gradients as bfloat16, in half the bytes."""
     overlap: bool = False
-    """Sum the gradients of the last layers while those of the first are still being computed."""
+    """Sum the gradients of the last layers while the gradients of the first are computed."""
 
 
 class HardwareConfig(Section):
+    """Threads, memory and allocator."""
+
     device: Literal["cpu"] = "cpu"
     num_threads: Count | None = None
-    """Threads of one process; null: OMP_NUM_THREADS if set, else one per usable physical core, or one where
-    there are several processes."""
+    """Threads of each process; null: OMP_NUM_THREADS if set, else the usable physical cores for a single
+    process, or 1 for each of several."""
     microbatch_size: Count | None = None
-    """Samples that learning takes through the network at once, through the dense layers alone where the
-    passes of acting are kept; null: chosen for the network. Does not change the mathematics."""
+    """Samples that pass through the network at once while it learns; null: chosen for the network. With
+    cached activations it applies to the dense layers only. Does not change the result."""
     keep_acting_passes: bool | None = None
-    """A2C and A3C go on from the passes through the convolutions with which they acted, which take memory
-    until then, instead of repeating them; null: where that is at most a quarter of the machine's memory. Does
-    not change the mathematics."""
+    """Whether A2C and A3C learn from the activations that acting cached, instead of computing them again;
+    null: if they take at most a quarter of the memory. Does not change the result."""
     tune_allocator: bool = True
-    """Have glibc reuse freed pages instead of returning them to the system (Linux)."""
+    """Make glibc reuse freed pages instead of returning them to the system (Linux)."""
 
 
 class LoggingConfig(Section):
+    """Metrics and checkpoints."""
+
     log_interval: Count = 1
-    """Updates between two console lines when there is no terminal; metrics.jsonl has every update."""
+    """Updates between console lines without a terminal; metrics.jsonl has every update."""
     tensorboard: bool = True
     checkpoint_interval: Count = 100
-    """Updates between two checkpoints ..."""
+    """Updates between checkpoints, unless checkpoint_minutes is reached first."""
     checkpoint_minutes: PositiveFloat = 10.0
-    """... or minutes, whichever comes first."""
+    """Minutes between checkpoints, unless checkpoint_interval is reached first."""
     snapshot_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """Seconds between two states kept in memory, which an interrupted run is saved from; 0: every
-    update's."""
+    """Seconds between copies of the state in memory, from which an interrupted run is saved; 0: a copy after
+    each update."""
     keep_checkpoints: Count = 3
-    """Step checkpoints kept; the final and the best one are always kept."""
+    """Number of step checkpoints to keep; the final and the best checkpoint are always kept."""
     memory_interval_seconds: PositiveFloat = 2.0
     checkpoint_dir: str | None = None
     log_dir: str | None = None

@@ -1,4 +1,4 @@
-"""Configurations as YAML text: reading, changing single settings, validating, writing."""
+"""Configurations as YAML: read, merge, change settings, validate, write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlcb.config.config import Config
 from rlcb.errors import UsageError
 from rlcb.paths import PROJECT, default_config_path
 
-# Old files name these settings under `training`; each has one home.
+# Old places of settings, from earlier versions, and where they are now.
 ALIASES = {
     "training.num_envs": "env.num_envs",
     "training.device": "hardware.device",
@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
-                continue  # `<<`: what it brings may be overridden
+                continue  # `<<` merges defaults, which may be overridden
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 continue  # refused below
@@ -71,7 +71,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Read a configuration file into plain sections, every setting in its one home.
+    """Read a configuration file into plain sections, with settings moved from their old places (ALIASES).
 
     Raises UsageError if the file is missing, is not YAML, or gives a setting twice with different values.
     """
@@ -144,7 +144,7 @@ def _merge(settings: dict[str, Any], changes: Mapping[str, Any], source: str) ->
 
 
 def _move_aliases(data: dict[str, Any], source: str) -> None:
-    """Move settings that old files have in another section to where they belong now."""
+    """Move settings from their old places (ALIASES) to the new ones. Raises UsageError if they contradict."""
     for alias, home in ALIASES.items():
         section, key = alias.split(".")
         if not isinstance(data.get(section), dict) or key not in data[section]:
@@ -164,7 +164,10 @@ def _move_aliases(data: dict[str, Any], source: str) -> None:
 
 
 def set_value(data: dict[str, Any], dotted_key: str, value: Any, source: str) -> None:
-    """Set `section.key` (or `section.sub.key`) in plain sections."""
+    """Set `section.key` (or `section.sub.key`) in plain sections.
+
+    Raises UsageError, which names `source`, for a key of another form.
+    """
     *sections, key = ALIASES.get(dotted_key, dotted_key).split(".")
     if not sections or not all([*sections, key]):
         raise UsageError(f"{source}: expected section.key=value, for example training.gamma=0.99")
@@ -194,8 +197,10 @@ def parse_settings(items: Sequence[str]) -> dict[str, Any]:
 
 
 def build_config(data: Mapping[str, Any], source: str) -> Config:
-    """Validate plain sections. Raises UsageError with one line that names every offending key, value and
-    rule."""
+    """Return the validated configuration of plain sections.
+
+    Raises UsageError: one line with the key, the value and the rule of each invalid setting.
+    """
     sections = {
         key: {} if value is None and key in Config.model_fields else value for key, value in data.items()
     }
@@ -206,7 +211,7 @@ def build_config(data: Mapping[str, Any], source: str) -> Config:
 
 
 def describe_validation_error(error: ValidationError) -> str:
-    """All problems of a pydantic error on one line: `section.key = value: rule; ...`."""
+    """Return all problems of a pydantic error on one line: `section.key = value: rule; ...`."""
     problems = []
     for item in error.errors():
         key = ".".join(str(part) for part in item["loc"])
@@ -231,5 +236,5 @@ def _known_keys(location: Sequence[int | str]) -> str:
 
 
 def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML; `read_config_file` and `build_config` give the same object back."""
+    """Return a configuration as YAML text; `read_config_file` and `build_config` restore the same object."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)
