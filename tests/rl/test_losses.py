@@ -55,16 +55,16 @@ def test_the_actor_critic_loss_weights_its_parts() -> None:
     config = TrainingConfig(vf_coef=0.25, ent_coef=0.1)
     loss, parts = actor_critic_loss(
         log_probs=torch.tensor([-1.0, -2.0]),
-        entropies=torch.tensor([0.5, 1.5]),
+        entropies=torch.tensor([0.5, 2.5]),
         values=torch.tensor([1.0, 3.0]),
         advantages=torch.tensor([2.0, -4.0]),
         targets=torch.tensor([3.0, 2.0]),
         config=config,
     )
-    # -(-1 * 2 + -2 * -4) / 2 = -3; 0.5 * (4 + 1) / 2 = 1.25; (0.5 + 1.5) / 2 = 1
-    expected = {"policy_loss": -3.0, "value_loss": 1.25, "entropy": 1.0}
+    # -(-1 * 2 + -2 * -4) / 2 = -3; 0.5 * (4 + 1) / 2 = 1.25; (0.5 + 2.5) / 2 = 1.5
+    expected = {"policy_loss": -3.0, "value_loss": 1.25, "entropy": 1.5}
     assert {key: value.item() for key, value in parts.items()} == expected
-    assert loss.item() == pytest.approx(-3.0 + 0.25 * 1.25 - 0.1)
+    assert loss.item() == pytest.approx(-3.0 + 0.25 * 1.25 - 0.1 * 1.5)
 
 
 def on_nodes(
