@@ -8,6 +8,9 @@ later signals do is up to the three kinds of processes:
 - a command that runs other programs (`forwards`): none does. Each signal is passed on to the program that
   runs at that moment (subprocesses.run_logged), and the program decides.
 
+A closed terminal sends SIGHUP, often more than once: no repeated SIGHUP ends a process. A process that was
+started to ignore SIGHUP, as `nohup` does, goes on ignoring it.
+
 Worker processes leave all of these signals to their parent: it starts them inside `StopSignal.blocked()`, and
 they call `StopSignal.ignore()` first of all.
 """
@@ -30,14 +33,14 @@ POLL_SECONDS = 0.25
 class StopSignal:
     """Context manager that catches stop signals; used by every process that is not a worker."""
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    """What stops a run. SIGUSR1 is what schedulers send before a time limit."""
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    """What stops a run. Schedulers send SIGUSR1 before a time limit, a terminal SIGHUP when it is closed."""
     FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     """What stops a command that runs other programs."""
 
     def __init__(self, repeats: bool = False, forwards: bool = False) -> None:
-        """Choose what later signals do (see the module). With `forwards`, signals that this process was
-        started to ignore stay ignored, for example SIGHUP under nohup."""
+        """Choose what later signals do (see the module). With `forwards`, all signals that this process was
+        started to ignore stay ignored, otherwise only SIGHUP does."""
         self.repeats = repeats
         self.forwards = forwards
         self.received: list[int] = []
@@ -46,7 +49,8 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         for number in self.FORWARDED if self.forwards else self.SIGNALS:
-            if not (self.forwards and signal.getsignal(number) is signal.SIG_IGN):
+            stays_ignored = self.forwards or number == signal.SIGHUP
+            if not (stays_ignored and signal.getsignal(number) is signal.SIG_IGN):
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -77,7 +81,7 @@ class StopSignal:
         self.check()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        repeated = bool(self.received) and not self.forwards
+        repeated = bool(self.received) and not self.forwards and number != signal.SIGHUP
         if repeated and (not self.repeats or number == self.number == signal.SIGINT):
             os._exit(128 + number)
         self.received.append(number)
