@@ -1,4 +1,4 @@
-"""What each choice in an update and in collecting is worth: the program as it is against other ways.
+"""Speed of each implementation choice in updating and collecting, compared with its alternatives.
 
     venv/bin/python -m perf.choices [--network nature]
 
@@ -44,7 +44,7 @@ def make_trainer(network: str) -> Any:
 
 
 def use_optimizer(trainer: Any, whole_vector: bool, **kind: bool) -> None:
-    """Adam over the vector of all parameters, or over each parameter by itself."""
+    """Use Adam on one vector of all parameters, or on each parameter separately."""
     import torch
 
     learner = trainer.learner
@@ -57,7 +57,7 @@ def use_microbatches(trainer: Any, size: int) -> None:
 
 
 def add_in_place(trainer: Any) -> None:
-    """Residual blocks add their input to what the second convolution gave, without new memory."""
+    """Make residual blocks add their input to the output of the second convolution in place."""
     import torch.nn.functional as F
 
     from rlcb.rl.models import ResidualBlock
@@ -86,7 +86,7 @@ def pool_by_maxima(trainer: Any) -> None:
 
 
 def convert_once(trainer: Any) -> None:
-    """Frames become floating point once an update, not once a microbatch."""
+    """Convert frames to floating point once per update, not once per microbatch."""
     import numpy as np
 
     rollout, flat = trainer.rollout, trainer.rollout.flat
@@ -128,7 +128,7 @@ def act(model: Any, observations: Any, noise: Any) -> Any:
 
 
 class Whole:
-    """All environments act, then all are stepped."""
+    """Choose actions for all environments, then step all of them."""
 
     def __init__(self, network: str, native_threads: int) -> None:
         import torch

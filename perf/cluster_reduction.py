@@ -1,4 +1,4 @@
-"""What overlap and compression of the all-reduce bring, on two ranks joined by a shaped link.
+"""Speed-up by overlap and compression of the all-reduce, on two ranks connected by a shaped link.
 
     venv/bin/python -m perf.cluster_reduction [--rates 1gbit 100mbit] [--architecture nature]
 
@@ -50,7 +50,7 @@ def measure(rate: str, flags: tuple[str, ...], architecture: str, waits: list[fl
 
 
 def describe(rate: str, comparison: Comparison, waits: Mapping[str, Sequence[float]]) -> str:
-    """What was measured over one link."""
+    """Return the measurements over one link."""
     lines = [f"### {rate}", "", table(comparison, PLAIN, "timesteps/s"), ""]
     for name, seconds in waits.items():
         lines.append(f"- {name}: {statistics.median(seconds):.3f} s of an update wait for the sum")

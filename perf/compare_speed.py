@@ -1,4 +1,4 @@
-"""How long compare_results.py takes for many long runs, every output included.
+"""Duration of compare_results.py for many long runs, with all outputs.
 
     venv/bin/python -m perf.compare_speed
 
@@ -107,7 +107,7 @@ def made_up_columns(step: int, fps: float, count: int, stream: int) -> dict[str,
 
 
 def compare(root: Path, output: Path) -> float:
-    """Seconds that the program takes. Raises if it fails or leaves a file out."""
+    """Return the program's duration in seconds. Raises if it fails or does not write a file."""
     command = [
         sys.executable,
         str(PROJECT / "compare_results.py"),

@@ -1,4 +1,4 @@
-"""Steps per second of the native batched Procgen environment against single ones through Shimmy.
+"""Steps per second of the native batched Procgen environment, compared with single ones through Shimmy.
 
     venv/bin/python -m perf.env_speed
 
@@ -25,14 +25,14 @@ STEPS = 20
 
 
 def native(game: str, num_envs: int, group_size: int, num_threads: int) -> Callable[[], float]:
-    """Steps a second of this project's environment."""
+    """Return a function that measures the steps per second of this project's environment."""
     groups = [group_seed(0, group) for group in range(num_envs // group_size)]
     env = make_vector_env(EnvConfig(id=game, num_levels=200), groups, group_size, num_threads)
     return stepper(env, num_envs)
 
 
 def through_shimmy(game: str, num_envs: int, num_threads: int) -> Callable[[], float]:
-    """Steps a second of single environments, each behind Shimmy, in a SyncVectorEnv."""
+    """Return the same for single environments, each behind Shimmy, in a SyncVectorEnv."""
     import gym3
     from procgen import ProcgenGym3Env
     from shimmy import GymV21CompatibilityV0

@@ -27,7 +27,7 @@ UPDATES = {"impala": 4, "nature": 12}
 
 
 def run(network: str, huge: bool, peaks: list[float]) -> float:
-    """Timesteps per second of parallel PPO with a worker a core; its peak of memory goes to `peaks`."""
+    """Return the timesteps per second of parallel PPO, one worker per core; append its peak memory."""
     if huge:
         os.environ[TUNABLE] = HUGE
     try:
@@ -41,7 +41,7 @@ def run(network: str, huge: bool, peaks: list[float]) -> float:
 
 
 def require_choice() -> None:
-    """Raises UsageError where a program cannot ask for huge pages, or has them without asking."""
+    """Raise UsageError if programs cannot request huge pages here, or have them without a request."""
     said = SWITCH.read_text().strip() if SWITCH.exists() else "no such file"
     if "[madvise]" not in said or TUNABLE in os.environ:
         raise UsageError(f"nothing to compare: {SWITCH} says {said}, {TUNABLE} {os.environ.get(TUNABLE)}")

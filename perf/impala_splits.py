@@ -1,4 +1,4 @@
-"""Timesteps per second of parallel IMPALA by actors and learners, and of the split that it chooses itself.
+"""Timesteps per second of parallel IMPALA with different numbers of actors and learners.
 
     venv/bin/python -m perf.impala_splits --network nature --rounds 3
 
@@ -21,7 +21,7 @@ UPDATES = {"impala": 10, "nature": 72}
 
 
 def run(network: str, split: tuple[int, int] | None, chosen: list[Any]) -> float:
-    """Train once with (actors, learners), or as the calibration says, which `chosen` then keeps."""
+    """Train with (actors, learners), or with the calibration's choice, which is appended to `chosen`."""
     settings = [f"model.architecture={network}", "impala.num_actors=null", "impala.num_learners=null"]
     if split is not None:
         settings[1:] = [f"impala.num_actors={split[0]}", f"impala.num_learners={split[1]}"]

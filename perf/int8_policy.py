@@ -1,4 +1,4 @@
-"""A policy whose body computes in int8, to measure whether actors of IMPALA would gain from it. None uses it.
+"""A policy whose body computes in int8, to measure whether IMPALA's actors would be faster. No run uses it.
 
 Its actions are not quite the float32 network's, for which V-trace would correct as it does for parameters
 that are some updates old: the log-probabilities that are stored would be those of this policy.
@@ -23,14 +23,14 @@ class Int8Policy(nn.Module):
     """
 
     def __init__(self, model: ActorCritic, ranges_every: int) -> None:
-        """The ranges are looked for at every `ranges_every`-th refresh; weights are rounded at each."""
+        """Each refresh rounds the weights; every `ranges_every`-th also measures the activations' ranges."""
         super().__init__()
         self.model = model
         self.ranges_every = ranges_every
         self.refreshes = 0
 
     def refresh(self, observations: Tensor) -> None:
-        """Follow the model's parameters, after they changed."""
+        """Take over the model's parameters after they changed."""
         if self.refreshes % self.ranges_every == 0:
             self._convert(self._pixels(observations))
         else:

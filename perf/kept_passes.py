@@ -1,4 +1,4 @@
-"""What it is worth that A2C and A3C learn from the passes with which they acted instead of making them again.
+"""Speed-up of A2C and A3C by learning from the activations cached while acting.
 
     venv/bin/python -m perf.kept_passes [--networks impala nature] [--rounds 3]
 
@@ -27,7 +27,7 @@ AGAIN, KEPT = "made again", "kept"
 
 
 def run(script: str, network: str, keep: bool, results: list[Result]) -> float:
-    """Timesteps per second of a run, which goes to `results`."""
+    """Return the timesteps per second of a run; append the run to `results`."""
     settings = (f"model.architecture={network}", f"hardware.keep_acting_passes={str(keep).lower()}")
     workers = ("--num-workers", usable_cores()) if "parallel" in script else ()
     results.append(train(script, ("--total-timesteps", TIMESTEPS[network], *workers), settings))
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def measure(network: str, rounds: int) -> None:
-    """Measure all scripts with a network and save what was found."""
+    """Measure all scripts with a network and save the results."""
     parts = [
         f"A2C and A3C on coinrun, {network} network, 32 environments x 16 steps: the passes of acting made "
         "again or kept"

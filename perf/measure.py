@@ -1,4 +1,4 @@
-"""Measuring fairly on a machine that others use too: alternatives in turn, medians, ratios pair by pair."""
+"""Fair measurements on a shared machine: alternatives in turn, medians, and ratios within each round."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Comparison:
         return statistics.median(self.rates[name])
 
     def ratio(self, name: str, base: str) -> float:
-        """The median over rounds of the ratio within a round, which the machine's drift does not touch."""
+        """Return the median over rounds of the ratio within a round, which cancels the machine's drift."""
         return statistics.median(a / b for a, b in zip(self.rates[name], self.rates[base], strict=True))
 
 
 def interleave(alternatives: Mapping[str, Callable[[], float]], rounds: int) -> Comparison:
-    """Call each alternative once a round; each returns a rate (units per second)."""
+    """Call each alternative once per round; each returns a rate (units per second)."""
     rates: dict[str, list[float]] = {name: [] for name in alternatives}
     for number in range(rounds):
         for name, measure in alternatives.items():
@@ -42,7 +42,7 @@ def interleave(alternatives: Mapping[str, Callable[[], float]], rounds: int) -> 
 
 
 def rate(work: Callable[[], None], units: int, at_least_seconds: float = 1.0) -> float:
-    """Units per second of `work`, repeated until `at_least_seconds` have passed."""
+    """Return the units per second of `work`, repeated until `at_least_seconds` have passed."""
     start, done = time.perf_counter(), 0
     while True:
         work()
@@ -53,7 +53,7 @@ def rate(work: Callable[[], None], units: int, at_least_seconds: float = 1.0) ->
 
 
 def table(comparison: Comparison, base: str, unit: str, base_name: str | None = None) -> str:
-    """A Markdown table: median, range, and the median ratio to `base`."""
+    """Return a Markdown table: median, range, and the median ratio to `base`."""
     lines = [f"| what | {unit}, median | range | ratio to {base_name or base} |", "|---|---|---|---|"]
     for name, values in comparison.rates.items():
         spread = f"{min(values):,.0f} to {max(values):,.0f}"
@@ -64,7 +64,7 @@ def table(comparison: Comparison, base: str, unit: str, base_name: str | None = 
 
 
 def save(name: str, text: str, data: dict[str, Any]) -> None:
-    """Write perf/results/<name>.md, for people, and .json, with the machine and the versions."""
+    """Write perf/results/<name>.md and .json, with the machine and the versions."""
     RESULTS.mkdir(exist_ok=True)
     machine = describe_machine()
     heading = (

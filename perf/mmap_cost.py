@@ -1,4 +1,4 @@
-"""What a rollout in a mapped file costs against one in memory.
+"""Speed of training with the rollout in a memory-mapped file, compared with one in memory.
 
 venv/bin/python -m perf.mmap_cost [--buffer-dir DIR]
 """
@@ -19,7 +19,7 @@ FLAGS = (
 
 
 def run(settings: tuple[str, ...]) -> float:
-    """Timesteps per second of a sequential run with the Nature network, whose updates are short."""
+    """Return the timesteps per second of a sequential run with the Nature network."""
     settings = ("model.architecture=nature", *settings)
     return train("train_ppo_sequential.py", FLAGS, settings).fps
 

@@ -1,4 +1,4 @@
-"""Timesteps per second of whole training runs, mode against mode, in turn.
+"""Timesteps per second of whole training runs in different modes.
 
     venv/bin/python -m perf.modes_speed                      # every case
     venv/bin/python -m perf.modes_speed --cases ppo-nature-32x128 --rounds 3
@@ -56,7 +56,7 @@ CASES = (
 
 
 def run(case: Case, mode: str, record: dict[str, list[dict[str, Any]]]) -> float:
-    """Train once and return timesteps per second; `record` keeps what else is of interest of each round."""
+    """Train once and return timesteps per second; `record` stores further measurements of each round."""
     algorithm = "a3c" if mode == "a3c" else case.algorithm
     kind = "sequential" if mode in ("sequential", "pinned") else "parallel"
     flags = (

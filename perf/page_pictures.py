@@ -30,7 +30,7 @@ root.dataset.places = JSON.stringify([...tops, ['H2', '', root.scrollHeight]]);
 </script></body>"""
 
 Places = list[tuple[str, str, int]]
-"""Kind of heading, its text, and how far from the top of the page it is."""
+"""Kind of heading, its text, and its distance from the top of the page."""
 
 
 def chromium(folder: Path, *arguments: str) -> str:
@@ -43,7 +43,7 @@ def chromium(folder: Path, *arguments: str) -> str:
 
 
 def find_places(folder: Path, page: Path) -> Places:
-    """Every heading of the page, and its end, at WIDTH."""
+    """Return all headings of the page, and its end, at width WIDTH."""
     copy = folder / "page.html"
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", PLACES), encoding="utf-8")
     size = f"--window-size={WIDTH},1000"

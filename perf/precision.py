@@ -1,4 +1,4 @@
-"""What lower precision brings: acting and learning in float32 and bfloat16, acting in int8.
+"""Speed of lower precision: acting and learning in float32 and bfloat16, acting in int8.
 
     venv/bin/python -m perf.precision
 

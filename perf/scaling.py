@@ -1,4 +1,4 @@
-"""How parallel PPO scales with workers on this machine, and what that predicts for more cores.
+"""Speed of parallel PPO by number of workers on this machine, and a prediction for more cores.
 
     venv/bin/python -m perf.scaling [--network nature]
 
@@ -49,7 +49,7 @@ class Model:
     gradient_bytes: int
 
     def seconds(self, workers: int) -> float:
-        """Predicted seconds per timestep."""
+        """Return the predicted seconds per timestep."""
         compute = self.compute * (1 + self.beta * (workers - 1)) / workers
         if workers == 1:
             return compute
@@ -72,7 +72,7 @@ def parallel(network: str, workers: int, updates: int) -> Result:
 
 
 def side_by_side(network: str, count: int, updates: int) -> float:
-    """Timesteps per second of one of `count` sequential runs at the same time, one a core; their mean."""
+    """Return the mean timesteps per second of `count` sequential runs at the same time, one per core."""
     with tempfile.TemporaryDirectory() as parent:
         folders = [Path(parent) / str(index) for index in range(count)]
         processes = []
@@ -88,7 +88,7 @@ def side_by_side(network: str, count: int, updates: int) -> float:
 
 
 def all_reduce_seconds(workers: int, size: int) -> float:
-    """Median seconds of a gloo all-reduce of `size` bytes between processes of this machine."""
+    """Return the median seconds of a gloo all-reduce of `size` bytes between processes of this machine."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
     words += ["-m", "perf.scaling", "--all-reduce", str(size)]
     result = subprocess.run(words, env=environment(), check=True, capture_output=True, text=True)

@@ -18,7 +18,7 @@ from rlcb.paths import PROJECT
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to; the first of several updates is left out of the rate, since it warms up."""
+    """The results of a run; its rate leaves out the first of several updates, which warms up."""
 
     fps: float
     record: dict[str, Any]
@@ -30,7 +30,7 @@ class Result:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of the time by phase."""
+        """Return the share of the time by phase."""
         return {name: part["share"] for name, part in self.record["time_breakdown"].items()}
 
 
@@ -43,7 +43,7 @@ def command(script: str, folder: str, flags: Sequence[object], settings: Sequenc
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without the numbers of threads that it may have set for itself."""
+    """Return this process's environment variables without those that set numbers of threads."""
     return {key: value for key, value in os.environ.items() if key not in cpu.THREAD_VARIABLES}
 
 
@@ -60,7 +60,7 @@ def train(
 
 
 def read(folder: Path) -> Result:
-    """Read what a run left."""
+    """Read the results of a run from its folder."""
     (path,) = folder.glob("logs/*/metrics.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     record = json.loads((folder / "benchmark_metrics.json").read_text())

@@ -1,4 +1,4 @@
-"""Whether profile_cpu.py recommends what is fastest: its recommendation against other setups, by real runs.
+"""Test whether profile_cpu.py recommends the fastest setup, by real runs with it and with other setups.
 
     venv/bin/python -m perf.tune_check                  # both networks: more than an hour on two cores
     venv/bin/python -m perf.tune_check --quick --networks nature --cases impala_parallel
@@ -46,7 +46,7 @@ BUSY = "measurements at once would slow each other down"
 
 
 def configured(case: str, network: str) -> Config:
-    """The configuration of config/<case>.yaml with a network."""
+    """Return the configuration of config/<case>.yaml with a network."""
     algorithm, mode = case.split("_")
     path = default_config_path(algorithm, mode)
     data = read_config_file(path)
@@ -69,7 +69,7 @@ def setups(config: Config, recommended: Setup, cores: int) -> list[Setup]:
 
 
 def divisions(config: Config, cores: int) -> list[dict[str, int]]:
-    """Ways to divide the cores among processes."""
+    """Return the ways to divide the cores among processes."""
     if config.has_actors:
         pairs = itertools.product(sorted({*counts_up_to(cores), 2 * cores}), counts_up_to(cores))
         return [{"processes": actors, "learners": learners} for actors, learners in pairs]
@@ -95,7 +95,7 @@ def rate(config: Config, setup: Setup, seconds: float, stop: StopSignal) -> floa
 def check(
     case: str, config: Config, profile: Profile, seconds: float, rounds: int, stop: StopSignal
 ) -> tuple[str, dict[str, Any]]:
-    """Text and data of one case."""
+    """Return the text and data of one case."""
     recommended = recommend(profile, config)
     found = {describe_setup(each, config): each for each in setups(config, recommended, profile.cores)}
     own = describe_setup(recommended, config)

@@ -1,4 +1,4 @@
-"""Samples per second of the PPO update against the same mathematics in contiguous NCHW without microbatches.
+"""Samples per second of the PPO update, compared with contiguous NCHW without microbatches.
 
     venv/bin/python -m perf.update_speed
 
@@ -28,7 +28,7 @@ SIDES = ("channels_last, microbatches, reused pages", "NCHW, whole minibatches, 
 
 
 def child(side: str, architecture: str, num_threads: int) -> float:
-    """Samples a second of a side, measured in a process of its own: the second of two updates."""
+    """Return the samples per second of one variant: the second of two updates in a separate process."""
     words = [sys.executable, "-m", "perf.update_speed", "--side", side, "--architecture", architecture]
     environment = {**os.environ, **dict.fromkeys(cpu.THREAD_VARIABLES, str(num_threads))}
     result = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)

@@ -42,11 +42,11 @@ def test_efficiency_is_the_speed_over_the_limit_of_the_runs_own_mode_and_threads
     assert efficiency_of(parallel, 161.29, 1)["efficiency"]["share"] == round(161.29 / whole, 4)
 
 
-def test_without_a_profile_nothing_is_said() -> None:
+def test_without_a_profile_there_is_no_efficiency_and_no_note() -> None:
     assert efficiency_of(configured(), 100.0, 2) == {"efficiency": None, "efficiency_note": None}
 
 
-def test_what_a_profile_does_not_know_is_said() -> None:
+def test_the_note_says_what_a_profile_has_not_measured() -> None:
     write_profile(profile(), profiles_folder())
     assert "3 threads" in efficiency_of(configured(), 100.0, 3)["efficiency_note"]
     plain = configured(env={"procgen": {"use_backgrounds": False}})
@@ -63,7 +63,7 @@ def test_what_a_profile_does_not_know_is_said() -> None:
     assert "target_kl" in found["efficiency_note"]
 
 
-def test_a_profile_that_was_cut_does_not_cost_a_run_its_record() -> None:
+def test_a_truncated_profile_does_not_prevent_the_record() -> None:
     """It knows the passes of two threads, which the run has, and not those that the whole machine makes."""
     cut = profile(
         forward=passes("float32", {2: {32: 0.22}}), forward_backward=passes("float32", {2: {128: 0.7}})

@@ -125,7 +125,7 @@ def test_workers_of_a3c_do_not_sum() -> None:
     assert data_parallel_fps(profile(), config, 2, 1)[0] == pytest.approx(2 / (0.1e-3 + 1.4e-3))
 
 
-def test_acting_and_learning_are_one_where_passes_are_kept() -> None:
+def test_cached_activations_replace_the_separate_forward_pass() -> None:
     """32 environments: 1.2 ms in one pass; 0.3 + 1.0 ms where the run makes them again."""
     for keep, milliseconds in ((None, 1.2), (True, 1.2), (False, 0.3 + 1.0)):
         config = configured("a2c", "parallel", hardware={"keep_acting_passes": keep})
@@ -147,7 +147,7 @@ def test_a_microbatch_is_not_larger_than_a_workers_share() -> None:
     assert (fps, microbatch) == (pytest.approx(1 / seconds), 64)
 
 
-def test_of_microbatches_that_come_to_the_same_that_is_named_which_is_done() -> None:
+def test_the_named_microbatch_is_the_one_that_runs() -> None:
     # Unrolls of 128 steps: every microbatch of at most 128 samples is one column of 128.
     speeds = profile(forward_backward=passes("float32", {1: {32: 2.0, 64: 1.1, 128: 1.0, 256: 1.2}}))
     config = configured("impala")
@@ -176,7 +176,7 @@ def test_a_sequential_run_gets_one_thread_where_more_do_not_help() -> None:
     assert recommend(slow, configured()).threads == 1
 
 
-def test_workers_are_as_many_as_pay() -> None:
+def test_more_workers_are_recommended_only_if_faster() -> None:
     config = configured(mode="parallel", parallel={"num_workers": 1})
     assert recommend(profile(), config).processes == 2
     costly = profile(reduce=[{"processes": 2, "bytes": 4000, "seconds": 2.0}])
@@ -223,13 +223,13 @@ def test_groups_of_environments_stay_whole() -> None:
     assert setup.num_envs // setup.processes % 32 == 0
 
 
-def test_there_may_be_no_setup() -> None:
+def test_indivisible_environments_have_no_setup() -> None:
     none = profile(forward=[], forward_backward=[])
     with pytest.raises(UsageError, match=r"env\.num_envs = 32"):
         recommend(none, configured())
 
 
-def test_setups_are_told_in_words() -> None:
+def test_setups_are_described_in_words() -> None:
     config = configured("impala", "parallel", training={"n_steps": 16})
     text = describe_setup(recommend(profile(), config), config)
     assert text == "2 actors, 2 learners, 1 thread each, 32 environments, microbatches of 128"
@@ -250,7 +250,7 @@ def test_a_run_that_loses_nothing_says_so() -> None:
     assert bottleneck(Times(0.7, 0.2, 0.1), 1, 0.97, {"other": 0.01}).endswith("Nothing else takes 3%")
 
 
-def test_without_a_run_only_the_work_is_told() -> None:
+def test_without_a_run_the_bottleneck_names_only_the_work() -> None:
     text = bottleneck(Times(0.7, 0.2, 0.1), 1, None, {})
     assert text == "70% of the work is stepping the environments; then the policy's forward passes, 20%"
 

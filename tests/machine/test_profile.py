@@ -67,7 +67,7 @@ def test_a_file_that_is_no_profile_is_refused_in_one_line(tmp_path: Path, conten
     assert "\n" not in str(error.value)
 
 
-def test_a_profile_with_a_key_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_a_profile_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     data = json.loads(write_profile(profile(), tmp_path).read_text())
     path = tmp_path / "newer.json"
     path.write_text(json.dumps(data | {"surprise": 1}))
@@ -135,7 +135,7 @@ def test_the_flags_of_the_processor_are_those_that_matter(tmp_path: Path) -> Non
     assert cpu_flags(cpuinfo) == ("asimd", "sve")
 
 
-def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_processors_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(
         "processor : 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"

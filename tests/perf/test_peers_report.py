@@ -102,14 +102,14 @@ def test_a_base_that_failed_in_one_round_leaves_the_ratios_of_the_others() -> No
         (Bar("ppo-impala", "sequential", "sb3", 0.4, memory=True), 0.4091, False),
     ],
 )
-def test_a_bar_is_held_against_the_median_ratio(bar: Bar, ratio: float, enough: bool) -> None:
+def test_a_bar_is_compared_with_the_median_ratio(bar: Bar, ratio: float, enough: bool) -> None:
     """Memory: 400 / 1000, 500 / 900 and 450 / 1100."""
     found, reached = peers_report.verdict(bar, ROUNDS) or pytest.fail("both sides were measured")
     assert found == pytest.approx(ratio, abs=1e-4)
     assert reached is enough
 
 
-def test_a_bar_without_measurements_says_so_rather_than_to_vanish() -> None:
+def test_a_bar_without_measurements_is_still_listed() -> None:
     bar = Bar("ppo-impala", "parallel", "sb3-pages", 1.6)
     assert peers_report.verdict(bar, ROUNDS) is None
     assert peers_report.verdict(bar, []) is None

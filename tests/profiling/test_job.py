@@ -53,7 +53,7 @@ class MadeUp(MachineMeasurement):
         return profile(act_and_learn=passes("float32", times))
 
 
-def test_a_short_run_that_fails_costs_its_figure_and_nothing_else(
+def test_a_failed_short_run_leaves_the_other_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def short_run(config: Config, setup: Setup, *_: Any) -> ShortRun:

@@ -46,7 +46,7 @@ def here(measured: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> Path:
     return measured[0] / "profiles"
 
 
-def test_a_machine_is_measured_whole(measured: tuple[Path, str]) -> None:
+def test_a_profile_has_all_measurements_and_files(measured: tuple[Path, str]) -> None:
     folder, text = measured
     (path,) = (folder / "profiles").glob("*.json")
     json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
@@ -123,7 +123,7 @@ def test_a_profile_of_another_network_is_not_reused(here: Path, capsys: pytest.C
         (["--quick", "--reuse"], "not allowed with"),
     ],
 )
-def test_wrong_flags_are_one_line_before_anything_is_measured(
+def test_wrong_flags_produce_a_one_line_error_before_measuring(
     flags: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr("rlcb.cli.profile.measure", lambda *_: pytest.fail("it was measured"))
@@ -198,7 +198,7 @@ def test_an_update_of_a_real_run_is_traced(
     assert "of the call" in result.stdout
 
 
-def test_a_failed_short_run_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_failed_run_produces_a_one_line_error(tmp_path: Path) -> None:
     settings = ("--set", f"training.n_steps={10**9}", "--algorithms", "a2c", "--modes", "sequential")
     result = profile_cpu(tmp_path, "--trace", "a2c_sequential", *settings[:2])
     assert result.returncode == 1
