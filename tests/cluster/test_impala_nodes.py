@@ -340,6 +340,17 @@ def test_actors_that_were_replaced_before_the_run_was_resumed_count() -> None:
     )
 
 
+def test_a_worker_that_was_killed_only_because_it_did_not_leave_in_time_is_not_named_as_the_cause() -> None:
+    ours = config(2, 1)
+    supervisor = Supervisor(multiprocessing.get_context("spawn"), "", RunSpec(ours, RunFolder(None, ours)))
+    killed, cause = (WorkerHandle(SimpleNamespace(exitcode=code), None) for code in (-9, 7))  # type: ignore[arg-type]
+    killed.left_over = True
+    supervisor.workers = [killed, cause]
+    kind, message = supervisor._first_error()
+    assert kind == "end"
+    assert message.endswith("ended with exit code 7")
+
+
 def test_the_slowest_rank_is_the_one_that_works_or_waits_for_its_own_actors_longest() -> None:
     cluster = Cluster(2, 1, learners=2)
     first = cluster.learners[0]

@@ -280,6 +280,7 @@ class Supervisor:
     def end(self) -> None:
         """Kill the workers that are left, and release the shared memory."""
         for worker in self.workers:
+            worker.left_over = worker.process.is_alive()
             end_child(worker.process, worker.connection)
         if self.memory is not None:
             os.close(self.memory)
@@ -308,7 +309,9 @@ class Supervisor:
         ]
         if not failures:
             return None, ""
-        rank, (kind, message) = min(failures, key=lambda each: KINDS.index(each[1][0]))
+        rank, (kind, message) = min(
+            failures, key=lambda each: (KINDS.index(each[1][0]), self.workers[each[0]].left_over)
+        )
         text = describe(self._name(rank), kind, message)
         return kind, text if kind in ("usage", "peer") else text + self._replacements(rank)
 
@@ -338,6 +341,8 @@ class WorkerHandle:
     """Whether it reported the end of its work; rank 0 has then written the record of the run."""
     exit_code: int = 0
     """The run's exit code as this worker reported it."""
+    left_over: bool = False
+    """Whether it was still there at the end and `Supervisor.end` killed it: not the cause of a failure."""
 
     def failure(self) -> tuple[str, str] | None:
         """Return the (kind, message) of the cause of its failure; None if it did not fail.
