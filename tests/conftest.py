@@ -25,7 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # pytest was started in t
 
 
 class ThreadCommunicator(Communicator):
-    """A rank that runs in a thread. A sum waits for all ranks and adds their tensors in the order of ranks."""
+    """A rank that runs in a thread. A sum waits for all ranks and adds their tensors in rank order."""
 
     def __init__(self, rank: int, tensors: list[torch.Tensor], barrier: threading.Barrier) -> None:
         self.rank = rank
