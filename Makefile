@@ -1,4 +1,4 @@
-# `make` alone prints what there is. Every target that needs Python sets up venv/ first, once.
+# `make` alone lists the targets. Targets that need Python set up venv/ first, once.
 
 .DEFAULT_GOAL := help
 
@@ -36,7 +36,7 @@ newest = find runs benchmarks -type f -path '$(1)' -exec ls -t {} + 2>/dev/null 
 	train-impala-parallel-timed train-distributed train-a2c-distributed train-impala-distributed \
 	evaluate-ppo evaluate-a2c evaluate-a3c evaluate-impala peers
 
-help:  ## this list
+help:  ## show this list
 	@echo "make TARGET [NAME=value ...]"
 	@echo
 	@awk -F ':.*  ## ' '/^[a-z][a-z0-9-]*:.*  ## / { line = sprintf("  %-28s", $$1); n = split($$2, words, " "); \
@@ -61,18 +61,18 @@ help:  ## this list
 $(READY): requirements.txt requirements-dev.txt setup.sh
 	@VENV="$(VENV)" ./setup.sh
 
-install: $(READY)  ## set up venv/ with all that is needed (the other targets do so by themselves)
+install: $(READY)  ## set up venv/ with all packages (the other targets do this when needed)
 	@echo "$(VENV)/ is ready"
 
 quick-test: $(READY)  ## check the installation in less than a minute
 	@$(PY) quick_test.py $(ARGS)
 
-profile: $(READY)  ## know your machine: its limits, the share that is reached, what to set; two to three minutes
+profile: $(READY)  ## measure this machine and get advice on its settings; two to three minutes
 	@$(PY) profile_cpu.py $(if $(ENV),--env $(ENV)) $(if $(OUTPUT),--output-dir "$(OUTPUT)") $(ARGS)
 
 # --- The main job -------------------------------------------------------------------------------------------
 
-benchmark: $(READY)  ## PPO and IMPALA in both modes, a minute each: trained, evaluated, compared
+benchmark: $(READY)  ## train, evaluate and compare PPO and IMPALA in both modes, a minute each
 	@out="$(OUTPUT)"; out="$${out:-benchmarks/study_$$(date +%Y%m%d_%H%M%S)_$$$$}"; \
 	$(PY) run_benchmark.py --algorithms ppo impala --modes sequential parallel --envs $(ENVS) --seeds $(SEEDS) \
 		--duration "$(or $(DURATION),0.017)" --evaluate-episodes "$(or $(EPISODES),20)" \
@@ -87,52 +87,52 @@ timed_with = @$(PY) train.py --algorithm $(1) --mode $(2) --duration "$(or $(DUR
 train: $(READY)  ## train PPO in one process for the timesteps of its configuration
 	$(call train_with,ppo,sequential)
 
-train-timed: $(READY)  ## ... for DURATION hours of wall-clock time
+train-timed: $(READY)  ## train PPO in one process for DURATION hours
 	$(call timed_with,ppo,sequential)
 
 train-parallel: $(READY)  ## train PPO in several processes
 	$(call train_with,ppo,parallel)
 
-train-parallel-timed: $(READY)  ## ... for DURATION hours
+train-parallel-timed: $(READY)  ## train PPO in several processes for DURATION hours
 	$(call timed_with,ppo,parallel)
 
 train-a2c: $(READY)  ## train A2C in one process
 	$(call train_with,a2c,sequential)
 
-train-a2c-timed: $(READY)  ## ... for DURATION hours
+train-a2c-timed: $(READY)  ## train A2C in one process for DURATION hours
 	$(call timed_with,a2c,sequential)
 
 train-a2c-parallel: $(READY)  ## train A2C in several processes
 	$(call train_with,a2c,parallel)
 
-train-a2c-parallel-timed: $(READY)  ## ... for DURATION hours
+train-a2c-parallel-timed: $(READY)  ## train A2C in several processes for DURATION hours
 	$(call timed_with,a2c,parallel)
 
 train-a3c: $(READY)  ## train A3C in several asynchronous processes
 	$(call train_with,a3c,parallel)
 
-train-a3c-timed: $(READY)  ## ... for DURATION hours
+train-a3c-timed: $(READY)  ## train A3C in several processes for DURATION hours
 	$(call timed_with,a3c,parallel)
 
 train-impala: $(READY)  ## train IMPALA in one process
 	$(call train_with,impala,sequential)
 
-train-impala-timed: $(READY)  ## ... for DURATION hours
+train-impala-timed: $(READY)  ## train IMPALA in one process for DURATION hours
 	$(call timed_with,impala,sequential)
 
 train-impala-parallel: $(READY)  ## train IMPALA with actors and learners
 	$(call train_with,impala,parallel)
 
-train-impala-parallel-timed: $(READY)  ## ... for DURATION hours
+train-impala-parallel-timed: $(READY)  ## train IMPALA with actors and learners for DURATION hours
 	$(call timed_with,impala,parallel)
 
 train-distributed: $(READY)  ## train PPO on several nodes: ARGS="--num-nodes N --node-rank I --master-addr HOST"
 	$(call train_with,ppo,distributed)
 
-train-a2c-distributed: $(READY)  ## ... A2C
+train-a2c-distributed: $(READY)  ## train A2C on several nodes, with the same ARGS
 	$(call train_with,a2c,distributed)
 
-train-impala-distributed: $(READY)  ## ... IMPALA
+train-impala-distributed: $(READY)  ## train IMPALA on several nodes, with the same ARGS
 	$(call train_with,impala,distributed)
 
 # evaluate_newest PATTERN: evaluate CHECKPOINT, or the newest final checkpoint that fits the pattern
@@ -147,22 +147,22 @@ define evaluate_newest
 		$(EVALUATE_FLAGS) $(ARGS)
 endef
 
-evaluate: $(READY)  ## evaluate CHECKPOINT, or else the newest final checkpoint
+evaluate: $(READY)  ## evaluate CHECKPOINT (default: the newest final checkpoint)
 	$(call evaluate_newest,*_final.pt)
 
-evaluate-ppo: $(READY)  ## ... the newest one of PPO
+evaluate-ppo: $(READY)  ## evaluate the newest checkpoint of PPO
 	$(call evaluate_newest,*/ppo_*_final.pt)
 
-evaluate-a2c: $(READY)  ## ... the newest one of A2C
+evaluate-a2c: $(READY)  ## evaluate the newest checkpoint of A2C
 	$(call evaluate_newest,*/a2c_*_final.pt)
 
-evaluate-a3c: $(READY)  ## ... the newest one of A3C
+evaluate-a3c: $(READY)  ## evaluate the newest checkpoint of A3C
 	$(call evaluate_newest,*/a3c_*_final.pt)
 
-evaluate-impala: $(READY)  ## ... the newest one of IMPALA
+evaluate-impala: $(READY)  ## evaluate the newest checkpoint of IMPALA
 	$(call evaluate_newest,*/impala_*_final.pt)
 
-compare: $(READY)  ## compare RUNS (folders of runs or of studies), or else those of the newest study
+compare: $(READY)  ## compare RUNS, folders of runs or studies (default: the newest study)
 	@if [ -n "$(RUNS)" ]; then \
 		exec $(PY) compare_results.py --runs $(RUNS) $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS); \
 	fi; \
@@ -174,7 +174,7 @@ compare: $(READY)  ## compare RUNS (folders of runs or of studies), or else thos
 	study=$$(dirname "$$study"); echo "Comparing the runs in $$study"; \
 	output="$(OUTPUT)"; $(PY) compare_results.py --runs "$$study" --output "$${output:-$$study/comparison.png}" $(ARGS)
 
-plot: $(READY)  ## draw the curves of LOG_FILE, or else of the newest run
+plot: $(READY)  ## draw the training curves of LOG_FILE (default: the newest run)
 	@log_file="$(LOG_FILE)"; log_file="$${log_file:-$$($(call newest,*/logs/*/metrics.jsonl))}"; \
 	if [ -z "$$log_file" ]; then \
 		echo "no metrics.jsonl below runs/ or benchmarks/: train first (make benchmark) or give LOG_FILE" >&2; \
@@ -183,7 +183,7 @@ plot: $(READY)  ## draw the curves of LOG_FILE, or else of the newest run
 	echo "Plotting $$log_file"; \
 	$(PY) plot_results.py --log-file "$$log_file" $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS)
 
-tensorboard: $(READY)  ## watch runs/ and benchmarks/ in the browser, also while they train
+tensorboard: $(READY)  ## show runs/ and benchmarks/ in the browser, also while they train
 	@$(PY) -m tensorboard.main --logdir_spec runs:runs,benchmarks:benchmarks $(ARGS)
 
 peers: $(READY)  ## measure this project against other libraries (docs/peers.md): an hour and a quarter
@@ -191,19 +191,19 @@ peers: $(READY)  ## measure this project against other libraries (docs/peers.md)
 
 # --- Looking after the code ---------------------------------------------------------------------------------
 
-test: $(READY)  ## run all tests that leave the machine as it is, in parallel; ARGS="tests/rl -x" for some
+test: $(READY)  ## run all tests in parallel, except system tests; ARGS="tests/rl -x" runs some
 	@$(if $(ARGS),exec $(PY) -m pytest $(ARGS);) code=0; \
 	$(PY) -m pytest --ignore=tests/system -m "not alone" -n $(JOBS) --maxprocesses=8 --dist worksteal || code=$$?; \
 	$(PY) -m pytest --ignore=tests/system -m alone || code=$$?; exit $$code
 
-test-system: $(READY)  ## run the tests that need root, SLURM, network namespaces or Chromium, or skip them
+test-system: $(READY)  ## run the tests that use root, SLURM, network namespaces or Chromium
 	@$(PY) -m pytest tests/system $(ARGS)
 
 lint: $(READY)  ## check style and types
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy src
 
-clean:  ## remove caches; results and venv/ stay
+clean:  ## remove caches, but not results and venv/
 	@find . \( -path './$(VENV)' -o -path ./.git -o -path ./runs -o -path ./benchmarks \) -prune -o -type d \
 		\( -name __pycache__ -o -name .pytest_cache -o -name .mypy_cache -o -name .ruff_cache \
 		-o -name .hypothesis -o -name '*.egg-info' \) -prune -exec rm -rf {} +

@@ -53,7 +53,7 @@ def test_this_installation_passes_and_leaves_nothing_behind(tmp_path: Path) -> N
     assert {mark for mark, _ in checks.values()} <= {"✓", "!"}, done.stdout
     assert done.returncode == 0
     assert done.stderr == ""
-    assert "all 16 of Procgen step" in checks["games"][1]
+    assert "all 16 games of Procgen run" in checks["games"][1]
     assert "steps/s" in checks["games"][1]
     for algorithm in checks["algorithms"][1].split(", "):
         assert "one update" in checks[algorithm][1]

@@ -1,4 +1,4 @@
-"""The flags that every training script has, and the settings that they are written to."""
+"""The flags of the training commands, and how they change the settings of a configuration file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMITS = {"--duration": "a wall-clock time", "--total-timesteps": "a number of t
 
 @dataclass(frozen=True)
 class Flag:
-    """A command-line flag and the setting that it writes."""
+    """A command-line flag and the setting that it sets."""
 
     name: str
     key: str
@@ -35,12 +35,12 @@ FLAGS = (
     Flag("--duration", "training.duration_hours", float, "hours of wall clock to train for"),
     Flag("--total-timesteps", "training.total_timesteps", count, "steps of all environments to train for"),
     Flag("--env", "env.id", str, "a Procgen game (coinrun), a Gymnasium id, or gym:<id>"),
-    Flag("--num-envs", "env.num_envs", count, "environments in all"),
+    Flag("--num-envs", "env.num_envs", count, "environments in total"),
     Flag(
         "--num-threads",
         "hardware.num_threads",
         count,
-        "threads of a process (default: OMP_NUM_THREADS; else the cores, or 1 beside other workers)",
+        "threads per process (default: OMP_NUM_THREADS, else all cores, or 1 with several processes)",
     ),
     Flag("--n-steps", "training.n_steps", count, "steps of each environment in a rollout"),
     Flag("--batch-size", "training.batch_size", count, "samples in a minibatch"),
@@ -65,7 +65,7 @@ FLAGS = (
     Flag(
         "--log-dir", "logging.log_dir", str, "folder for metrics and TensorBoard (default: <output-dir>/logs)"
     ),
-    Flag("--device", "hardware.device", str, "where it trains: cpu is all there is"),
+    Flag("--device", "hardware.device", str, "only cpu is supported"),
 )
 
 
@@ -138,10 +138,15 @@ def shown_settings(path: Path, timed: bool | None) -> dict[str, Any]:
 
 
 def bracketed(value: Any) -> str:
+    """Return a default value as help texts show it; "" for None."""
     return "" if value is None else f" ({value:g})" if isinstance(value, float) else f" ({value})"
 
 
 def add_run_flags(parser: Parser, path: Path, resumes_itself: bool) -> None:
+    """Add the flags for the configuration file and the folder of the run.
+
+    `resumes_itself` adds `--resume auto`, for jobs that a scheduler restarts.
+    """
     parser.add_argument(
         "--config",
         type=Path,
@@ -155,7 +160,7 @@ def add_run_flags(parser: Parser, path: Path, resumes_itself: bool) -> None:
     )
     existing = parser.add_mutually_exclusive_group()
     if resumes_itself:
-        text = "continue the run in --output-dir; auto: if there is one, as a restarted job does by itself"
+        text = "continue the run in --output-dir; auto: only if there is one, for jobs that restart"
         existing.add_argument("--resume", nargs="?", const="yes", choices=("yes", "auto"), help=text)
     else:
         existing.add_argument("--resume", action="store_true", help="continue the run in --output-dir")
@@ -164,9 +169,11 @@ def add_run_flags(parser: Parser, path: Path, resumes_itself: bool) -> None:
 
 
 def add_process_flags(parser: Parser, algorithm: str, mode: str, num_workers: int | None) -> None:
-    """Add how many processes there are. What a script does not have is understood, to be refused with a
-    reason, but not shown."""
-    each = " of each node" if mode == "distributed" else ""
+    """Add the flags for the number of processes.
+
+    Flags that the algorithm or mode does not have are hidden and refused later with a reason.
+    """
+    each = " per node" if mode == "distributed" else ""
     has_actors = ALGORITHMS[algorithm].has_actors and mode != "sequential"
     default = " (default: one per core)" if mode == "distributed" else bracketed(num_workers)
     workers = f"processes{each} that step environments and learn{default}"
@@ -180,9 +187,9 @@ def add_process_flags(parser: Parser, algorithm: str, mode: str, num_workers: in
     names = ["--num-envs-per-worker", "--num-envs-per-actor"]
     if has_actors:
         names.reverse()
-    each = "environments of each of them, instead of --num-envs"
+    each = "environments per worker, instead of --num-envs"
     if has_actors:
-        each = "environments of each actor: of --num-actors, or of as many as make --num-envs"
+        each = "environments per actor; without --num-actors, the number of actors follows from --num-envs"
     text = argparse.SUPPRESS if mode == "sequential" else each
     group.add_argument(*names, dest="num_envs_per_worker", type=count, metavar="N", help=text)
 
@@ -203,7 +210,7 @@ def read_settings(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def apply_flags(data: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Write the flags that were given over the settings of the file, `--set` last."""
+    """Override the settings in `data` with the given flags, `--set` last. Raises UsageError."""
     given = vars(arguments)
     for flag in FLAGS:
         if given[flag.key] is not None:
@@ -216,7 +223,7 @@ def apply_flags(data: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def apply_workers(data: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Write the flags that say how many processes there are and how many environments each of them has."""
+    """Apply the flags for the number of processes and the environments per process. Raises UsageError."""
     mode = arguments.mode
     if data["algorithm"] == "impala" and mode != "sequential":
         apply_actors(data, arguments)
@@ -243,12 +250,13 @@ def apply_workers(data: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def section(data: dict[str, Any], name: str) -> dict[str, Any]:
-    """A section of plain settings; an empty one where there is none, or none that validation lets pass."""
+    """Return a section of plain settings; {} if it is missing or not a section."""
     found = data.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def refuse_actors(number: int, algorithm: str, mode: str) -> NoReturn:
+    """Raise UsageError for --num-actors in a run without actors."""
     if mode != "sequential":
         why = "only IMPALA has actors; use --num-workers"
     elif algorithm == "impala":
@@ -259,8 +267,10 @@ def refuse_actors(number: int, algorithm: str, mode: str) -> NoReturn:
 
 
 def apply_actors(data: dict[str, Any], arguments: argparse.Namespace, num_nodes: int = 1) -> None:
-    """The same for IMPALA, whose actors are counted for each node. Where neither flags nor file say how many,
-    their environments do: all that there are, so many for each."""
+    """Apply the flags for IMPALA's actors, whose number is per node. Raises UsageError.
+
+    If neither the flags nor the file give the number of actors, it follows from --num-envs-per-actor.
+    """
     if arguments.num_workers is not None:
         raise UsageError(
             f"--num-workers {arguments.num_workers}: IMPALA has actors and learners; use --num-actors and "
@@ -285,8 +295,10 @@ def apply_actors(data: dict[str, Any], arguments: argparse.Namespace, num_nodes:
 
 
 def actors_for(data: dict[str, Any], per_actor: int, num_nodes: int) -> int:
-    """How many actors of `per_actor` environments each node has, for as many as there are in all. Raises
-    UsageError if it is no whole number of them."""
+    """Return the number of actors per node for `per_actor` environments each.
+
+    Raises UsageError if env.num_envs is not a multiple of `per_actor` x `num_nodes`.
+    """
     total = section(data, "env").get("num_envs", EnvConfig.model_fields["num_envs"].default)
     each = per_actor * num_nodes
     whole = isinstance(total, (int, float)) and each > 0 and total >= each and total % each == 0

@@ -1,6 +1,6 @@
-"""Verifies an installation: each part is used once for real, and what does not work is named with its reason.
+"""The command `rlcb quick-test`: use each part of the installation once and report what does not work.
 
-A check imports what it needs by itself, so that a missing package is a line of the report like any other.
+Each check imports what it needs, so that a missing package is one line of the report.
 """
 
 from __future__ import annotations
@@ -31,39 +31,40 @@ if TYPE_CHECKING:
     from rlcb.training.trainer import Trainer
 
 OLDEST, NEWEST = (3, 10), (3, 12)
-SHOWN = ("torch", "numpy", "gymnasium", "procgen", "procgen-mirror")  # versions that results depend on
+SHOWN = ("torch", "numpy", "gymnasium", "procgen", "procgen-mirror")  # results depend on these versions
 MARKS = {"ok": ("✓", "[ok]"), "warning": ("!", "[warn]"), "failed": ("✗", "[FAIL]")}
 
 
 class CheckFailed(Exception):
-    """A check did not pass; the message says why, and what to do."""
+    """A check failed; the message says why and what to do."""
 
 
 class CheckWarning(Exception):
-    """A check found something that training does without."""
+    """A check found a problem that does not prevent training."""
 
 
 class Report:
-    """Prints a line for each check, and counts them and those that failed."""
+    """Prints a line for each check and counts checks and failures."""
 
     def __init__(self) -> None:
         self.checks = 0
         self.failed = 0
         self.ascii = not _can_print("".join(mark for mark, _ in MARKS.values()))
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a reason may have letters that this output has not
+            sys.stdout.reconfigure(errors="replace")  # the encoding may lack letters of a reason
 
     def line(self, status: str, name: str, text: str) -> None:
+        """Print one line; `status` is ok, warning or failed."""
         mark = f"{MARKS[status][1]:<6}" if self.ascii else MARKS[status][0]
         head = f"{mark} {name:<14} "
         if status == "ok":
             print_rows({head: text}, indent=len(head))
         else:
-            print(head + text)  # reasons and commands, to be copied whole
+            print(head + text)  # reasons and commands are not wrapped, so that they can be copied
         sys.stdout.flush()
 
     def run(self, name: str, check: Callable[[], str]) -> bool:
-        """Carry out a check, print its line, and return whether it did not fail."""
+        """Run a check, print its line, and return True unless it failed."""
         if sys.stdout.isatty():
             print(f"  {name} ...", end="\r", flush=True)
         self.checks += 1
@@ -71,7 +72,7 @@ class Report:
             self.line("ok", name, check())
         except CheckWarning as remark:
             self.line("warning", name, reason_of(remark))
-        except Exception as error:  # whatever a broken installation raises
+        except Exception as error:  # a broken installation can raise anything
             self.failed += 1
             self.line("failed", name, explain(error))
             return False
@@ -87,7 +88,7 @@ def _can_print(text: str) -> bool:
 
 
 def explain(error: Exception) -> str:
-    """Why a check failed, in one line, with the remedy where it is known."""
+    """Return in one line why a check failed, with the remedy if it is known."""
     if isinstance(error, CheckFailed):
         return reason_of(error)
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("rlcb"):
@@ -95,14 +96,15 @@ def explain(error: Exception) -> str:
     return f"{type(error).__name__}: {reason_of(error)}"
 
 
-# --- What is there ------------------------------------------------------------------------------------------
+# --- The machine and the packages ---------------------------------------------------------------------------
 
 
 def check_python() -> str:
+    """Check the version of Python. Like all checks, return the text of the report or raise."""
     fitting = " to ".join(".".join(map(str, version)) for version in (OLDEST, NEWEST))
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
-        raise CheckFailed(f"{platform.python_version()}, but Procgen exists for {fitting} only: see setup.sh")
-    return f"{platform.python_version()} ({fitting} will do)"
+        raise CheckFailed(f"{platform.python_version()}, but Procgen needs {fitting}: see setup.sh")
+    return f"{platform.python_version()} (supported: {fitting})"
 
 
 def check_machine() -> str:
@@ -120,7 +122,7 @@ def check_allocator() -> str:
 
 
 def check_packages(report: Report) -> str:
-    """Prints a line for each package that is not as requirements.txt asks; sums up the others."""
+    """Check the packages of requirements.txt; print a line for each missing or mismatching one."""
     fitting, failed = [], 0
     requirements = required()
     for requirement in requirements:
@@ -136,12 +138,12 @@ def check_packages(report: Report) -> str:
             failed += 1
             report.line("failed", requirement.name, problem)
     if failed:
-        raise CheckFailed(f"{failed} of {len(requirements)} in requirements.txt do not fit")
+        raise CheckFailed(f"{failed} of {len(requirements)} packages do not match requirements.txt")
     versions = [f"{name} {installed_version(name)}" for name in fitting if name in SHOWN]
-    return f"{len(fitting)} of {len(requirements)} as requirements.txt asks: {', '.join(versions)}"
+    return f"{len(fitting)} of {len(requirements)} match requirements.txt: {', '.join(versions)}"
 
 
-# --- What works ---------------------------------------------------------------------------------------------
+# --- The parts of the program -------------------------------------------------------------------------------
 
 
 def step_game(game: str, num_envs: int, steps: int) -> float:
@@ -161,7 +163,7 @@ def step_game(game: str, num_envs: int, steps: int) -> float:
     finally:
         env.close()
     if observations.shape != (num_envs, 64, 64, 3) or not observations.any():
-        raise CheckFailed(f"{game} shows nothing")
+        raise CheckFailed(f"{game} returns empty observations")
     return num_envs * steps / seconds
 
 
@@ -169,16 +171,16 @@ def check_games() -> str:
     for game in GAMES:
         step_game(game, 2, 5)
     speed = step_game("coinrun", 64, 100)
-    return f"all {len(GAMES)} of Procgen step; coinrun {speed:,.0f} steps/s in one thread"
+    return f"all {len(GAMES)} games of Procgen run; coinrun {speed:,.0f} steps/s in one thread"
 
 
 def small_run(algorithm: str) -> Config:
-    """The configuration of small updates on coinrun, otherwise with the network and settings of real runs."""
+    """Return a configuration with small rollouts of coinrun and the network of real runs."""
     from rlcb.config.yaml_file import build_config
 
     settings = {
         "algorithm": algorithm,
-        # A3C has no sequential mode; one worker of it will do.
+        # A3C has no sequential mode: use one worker.
         "mode": "parallel" if algorithm == "a3c" else "sequential",
         "parallel": {"num_workers": 1},
         "env": {"id": "coinrun", "num_envs": 8},
@@ -201,7 +203,7 @@ def make_trainer(config: Config) -> Trainer:
 
 
 def check_update(algorithm: str, checkpoint: Path) -> str:
-    """One update changes the network and gives finite figures; what was learned is saved as `checkpoint`."""
+    """Check that one update changes the network and gives finite metrics; save it as `checkpoint`."""
     from rlcb.training.checkpoint import save_checkpoint
 
     config = small_run(algorithm)
@@ -209,22 +211,22 @@ def check_update(algorithm: str, checkpoint: Path) -> str:
     try:
         before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
         start = time.perf_counter()
-        figures = trainer.iterate(config.training.learning_rate).metrics
+        metrics = trainer.iterate(config.training.learning_rate).metrics
         seconds = time.perf_counter() - start
-        strange = [f"{name} = {value}" for name, value in figures.items() if not math.isfinite(value or 0.0)]
-        if strange:
-            raise CheckFailed(f"an update gave {', '.join(strange)}")
+        invalid = [f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value or 0.0)]
+        if invalid:
+            raise CheckFailed(f"an update gave {', '.join(invalid)}")
         if all(old.equal(new) for old, new in zip(before, trainer.model.parameters())):
-            raise CheckFailed("an update left the network as it was")
+            raise CheckFailed("an update did not change the network")
         content = {"algorithm": algorithm, "mode": config.mode, "config": config.model_dump(mode="json")}
         save_checkpoint(checkpoint, {**content, **trainer.state(), "elapsed_seconds": seconds})
     finally:
         trainer.close()
-    return f"one update, IMPALA network, {config.timesteps_per_update} timesteps of coinrun: {seconds:.1f} s"
+    return f"one update, IMPALA-CNN, {config.timesteps_per_update} timesteps of coinrun: {seconds:.1f} s"
 
 
 def check_checkpoint(algorithm: str, checkpoint: Path) -> str:
-    """A saved run can be loaded, and what it saves then is the same again."""
+    """Check that a loaded checkpoint has the saved parameters and counters."""
     import torch
 
     from rlcb.training.checkpoint import load_checkpoint
@@ -239,7 +241,7 @@ def check_checkpoint(algorithm: str, checkpoint: Path) -> str:
     weights = saved["learner"]["model"]
     differing = [name for name, value in weights.items() if not torch.equal(value, loaded[name])]
     if differing or trainer.counters.updates != 1:
-        raise CheckFailed(f"came back different: {', '.join(differing) or 'the counters'}")
+        raise CheckFailed(f"changed by saving and loading: {', '.join(differing) or 'the counters'}")
     return f"saved, {checkpoint.stat().st_size / 2**20:.1f} MB, and loaded unchanged"
 
 
@@ -252,11 +254,11 @@ def check_evaluation(checkpoint: Path) -> str:
 
 
 def check_learning(report: Report, folder: Path) -> None:
-    """An update of each algorithm that there is; then the first one's checkpoint, loaded and evaluated."""
+    """Check one update of each algorithm, then load and evaluate the checkpoint of the first."""
     algorithms: list[str] = []
 
     def find() -> str:
-        import rlcb.training.trainer  # noqa: F401 - and with it all that every algorithm needs
+        import rlcb.training.trainer  # noqa: F401 - imports all algorithms
         from rlcb.training.base import UPDATES
 
         cpu.set_torch_threads(cpu.choose_threads(None))
@@ -276,7 +278,7 @@ def check_learning(report: Report, folder: Path) -> None:
 
 
 def check_tensorboard() -> str:
-    """Training does without TensorBoard, so this cannot fail."""
+    """Check TensorBoard; training works without it, so this only warns."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: F401
     except Exception as error:
@@ -285,7 +287,7 @@ def check_tensorboard() -> str:
 
 
 class BareParser(argparse.ArgumentParser):
-    """A parser of flags that needs nothing but Python: packages may be missing here."""
+    """A parser that needs only the standard library, since packages may be missing."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
@@ -299,9 +301,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verify_installation() -> int:
-    """Check everything, a line each on stdout; returns the exit code, 1 if anything failed."""
+    """Run all checks and print a line for each; return the exit code, 1 if one failed."""
     start = time.perf_counter()
-    cpu.set_thread_environment(cpu.choose_threads(None))  # takes effect as torch is imported
+    cpu.set_thread_environment(cpu.choose_threads(None))  # before torch is imported
     report = Report()
     report.run("Python", check_python)
     report.run("machine", check_machine)
@@ -319,13 +321,13 @@ def verify_installation() -> int:
     return 0
 
 
-if TYPE_CHECKING:  # may be missing itself, which is for the caller to report
+if TYPE_CHECKING:  # may be missing, which the caller reports
     from packaging.requirements import Requirement
 
 REQUIREMENTS = PROJECT / "requirements.txt"
-# Modules that are not called like the package they come in.
+# Modules whose names differ from their packages.
 MODULES = {"pyyaml": "yaml", "procgen-mirror": "procgen"}
-# Training and evaluation work without these packages; what the second column names does not.
+# Packages that training and evaluation do not need, and what does need them.
 OPTIONAL = {"tensorboard": "curves in the browser"}
 
 
@@ -335,7 +337,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def required() -> list[Requirement]:
-    """The lines of requirements.txt that hold for this Python and system."""
+    """Return the requirements in requirements.txt that apply to this Python and system."""
     from packaging.requirements import Requirement
 
     lines = (line.split("#")[0].strip() for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines())
@@ -351,7 +353,10 @@ def installed_version(name: str) -> str | None:
 
 
 def problem_of(requirement: Requirement) -> str | None:
-    """Why a package will not do, with pip's remedy; None if it has a fitting version and can be imported."""
+    """Return what is wrong with a package and the pip command that repairs it.
+
+    None if its version matches and it can be imported.
+    """
     name, wanted = requirement.name.lower(), f"'{requirement.name}{requirement.specifier}'"
     version = installed_version(name)
     if version is None:
@@ -359,7 +364,7 @@ def problem_of(requirement: Requirement) -> str | None:
     if not requirement.specifier.contains(version, prereleases=True):
         return f"is {version}, wanted {requirement.specifier}: pip install {wanted}"
     try:
-        # Old Gym announces on every import that it is unmaintained.
+        # Old Gym prints at every import that it is unmaintained.
         with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module(MODULES.get(name, name.replace("-", "_")))
