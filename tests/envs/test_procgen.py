@@ -1,4 +1,4 @@
-"""Procgen as one vector environment: names, layout, seeds, levels, states, modes, on the real games."""
+"""The Procgen vector environment on the real games: names, layout, seeds, levels, states, modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gymnasium environments in one layout: vectors, images of each kind, old Gym, seeds, ends, states."""
+"""The Gymnasium vector environment: observation layouts, old Gym, seeds, ends of episodes, states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collecting: values of true successors, actions drawn from the policy, episodes counted, faults named."""
+"""The collector: values of true successors, sampled actions, finished episodes, errors of environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The communicator over gloo: sums, gathers, and notices replicas that differ or peers that are gone."""
+"""The gloo communicator sums, gathers, and detects replicas that differ and peers that are gone."""
 
 from __future__ import annotations
 

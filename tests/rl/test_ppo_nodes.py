@@ -1,4 +1,4 @@
-"""PPO over nodes, which are threads here: the steps of one process, and no more talk than they take."""
+"""PPO over several nodes (threads here): the steps of a single process, with the fewest all-reduces."""
 
 from __future__ import annotations
 

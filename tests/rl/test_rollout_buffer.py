@@ -1,4 +1,4 @@
-"""The rollout's memory: flat views, columns of one worker, arrays laid in a block that was given."""
+"""The rollout buffer: flat views, columns of one worker, arrays in a given block of memory."""
 
 from __future__ import annotations
 

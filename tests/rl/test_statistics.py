@@ -1,4 +1,4 @@
-"""Statistics against NumPy, and the files of metrics through crashes, resumption and missing software."""
+"""Statistics against NumPy; metrics files after crashes, resumption and without TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run prints: its lines at the right updates, nothing wider than a terminal."""
+"""The output of a run: progress lines at the right updates, nothing wider than a terminal."""
 
 from __future__ import annotations
 

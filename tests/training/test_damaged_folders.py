@@ -1,4 +1,4 @@
-"""What a run finds damaged or edited in its folder never loses the run and never changes it silently."""
+"""Damaged or edited files in a run's folder never lose the run and never change it silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that an earlier version left still resume, in this process: starting Python takes most of the time."""
+"""Runs of an earlier version still resume. They train in this process, because starting Python is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory and processor time of a process tree, measured on processes made for it."""
+"""Memory and CPU time of a process tree, measured on processes started for the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record that is written for a run whose main process could not write it."""
+"""The record of a run whose main process died before it could write one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole sequential runs: what they leave, how they end, how they go on."""
+"""Whole sequential runs: the files that they write, how they end, and how they resume."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAULT = (
 def train(
     *flags: object, timed: bool = False, stop_after: int | None = None, number: int = signal.SIGINT
 ) -> int:
-    """Run the script in this process; with `stop_after` it gets a signal once it has made so many updates."""
+    """Run the script in this process; return its exit code. It gets a signal after `stop_after` updates."""
     after_update = Recorder.after_update
 
     def and_stop(recorder: Recorder, update: Update, learning_rate: float) -> None:
@@ -135,7 +135,7 @@ def test_linear_annealing_in_the_log(tmp_path: Path) -> None:
 
 
 def test_a_timed_run_stops_at_the_boundary_nearest_to_its_deadline(tmp_path: Path) -> None:
-    """It is a little behind the second one, so a run that goes on until it is over makes a third."""
+    """The deadline is just behind the second update; a run that trained until then would make a third."""
     seconds, folder = 3.4, tmp_path / "run"
     flags = (*FAULT, "--set", "env.kwargs.delay=0.1", "--duration", seconds / 3600)  # 1.6 s an update
     assert train(*flags, "--output-dir", folder, timed=True) == 0

@@ -1,5 +1,4 @@
-"""A run has its folder for itself; what it may be resumed with, and what of an earlier end is cleared
-away."""
+"""The lock of a run's folder, the settings that a resumed run may change, and what clearing deletes."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from pathlib import Path
 from rlcb.config.yaml_file import build_config
 from rlcb.training.run_folder import RunFolder
 
-RunFolder(Path(sys.argv[1]), build_config({"algorithm": "ppo", "mode": "sequential"}, "test")).take()
+RunFolder(Path(sys.argv[1]), build_config({"algorithm": "ppo", "mode": "sequential"}, "test")).lock()
 print("taken", flush=True)
 time.sleep(100)
 """
@@ -134,17 +133,17 @@ def test_killing_a_run_frees_its_folder(tmp_path: Path, config: Config) -> None:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "taken\n"
             with pytest.raises(UsageError, match=f"process {holder.pid} on .*delete .*lock"):
-                RunFolder(tmp_path, config).take()
+                RunFolder(tmp_path, config).lock()
         finally:
             holder.kill()
     folder = RunFolder(tmp_path, config)
-    folder.take()
-    folder.take()  # has it
+    folder.lock()
+    folder.lock()  # locked already: no error
     with pytest.raises(UsageError, match="is in use"):
-        RunFolder(tmp_path, config).take()
+        RunFolder(tmp_path, config).lock()
     folder.close()
     again = RunFolder(tmp_path, config)
-    again.take()
+    again.lock()
     again.close()
 
 
@@ -156,7 +155,7 @@ def test_on_a_file_system_without_locks_a_run_warns_and_continues(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     folder = RunFolder(tmp_path, config)
-    folder.take()
+    folder.lock()
     folder.close()
     assert f"cannot lock {tmp_path} (No locks available)" in caplog.text
 
@@ -164,7 +163,7 @@ def test_on_a_file_system_without_locks_a_run_warns_and_continues(
 def test_a_file_as_the_folder_is_refused_with_a_message(tmp_path: Path, config: Config) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write to .*file: it is a file, not a folder"):
-        RunFolder(tmp_path / "file", config).take()
+        RunFolder(tmp_path / "file", config).lock()
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ UPDATES: dict[str, AlgorithmModule] = {"ppo": ppo, "a2c": a2c, "a3c": a2c, "impa
 
 @dataclass
 class Counters:
-    """How far a run has come, including before it was resumed."""
+    """Updates and timesteps of a run, including those before it was resumed."""
 
     updates: int = 0
     timesteps: int = 0
@@ -119,7 +119,7 @@ class LearningProcess:
         return not budget.finished(self.counters.updates, elapsed, update_seconds)
 
     def facts(self) -> dict[str, str]:
-        """Return what was decided while building, as rows of the settings that a run prints."""
+        """Return what the constructor decided, as {name: text} for the settings that a run prints."""
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         return {
             "network": f"{type(self.model.body).__name__}, {parameters:,} parameters, observations "

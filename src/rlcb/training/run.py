@@ -1,7 +1,7 @@
-"""A whole training run: from the folder that it takes to the last checkpoint that it leaves.
+"""The loop of a training run, from locking its folder to the last checkpoint and the record.
 
-However a run ends, its last update boundary is in a checkpoint or can be reached from one, and
-benchmark_metrics.json says how it ended.
+`train` runs in every process of a run. However a run ends, a checkpoint holds its last update boundary or an
+earlier one to resume from, and benchmark_metrics.json says how it ended.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from rlcb.training.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
-LAST_SHARE = 0.9999  # an annealed learning rate is never 0, not even past the end of a timed budget
+LAST_SHARE = 0.9999  # keeps an annealed learning rate above 0, also past the end of a timed budget
 
 
 def learning_rate_of(config: Config, budget: Budget, updates: int, elapsed: float) -> float:
-    """The learning rate of the update after `updates` updates: constant, or falling linearly over the
-    budget."""
+    """Return the learning rate after `updates` updates and `elapsed` seconds: constant, or annealed linearly
+    to 0 over the budget."""
     training = config.training
     if training.lr_schedule == "constant":
         return training.learning_rate
@@ -52,8 +52,8 @@ def train(
 ) -> int:
     """Train until the budget ends or a signal comes; return the exit code. Every process of a run calls it.
 
-    The defaults are a run of one process. Raises UsageError before anything is written, and RunError when the
-    run fails later; its record then says so.
+    The defaults are for a run of one process. Raises UsageError before anything is written, and RunError if
+    the run fails later; its record then has the status failed.
     """
     context, communicator = context or WorkerContext(), communicator or Communicator()
     config, folder = spec.config, spec.folder
@@ -74,7 +74,7 @@ def train(
             context.report_folder(folder.root)
         if checkpoint is not None:
             clock.before = checkpoint["elapsed_seconds"]
-            clock.update_seconds = checkpoint.get("update_seconds", 0.0)  # older ones do not say it
+            clock.update_seconds = checkpoint.get("update_seconds", 0.0)  # older checkpoints lack it
         trainer.exchange([])
         if communicator.is_main:
             print_settings(config, budget, trainer.facts(), folder.root)
@@ -93,11 +93,15 @@ def train(
 
 
 def prepare(spec: RunSpec, trainer: LearningProcess) -> dict[str, Any] | None:
-    """Lock the run's folder. If the run is resumed, load and return its newest checkpoint."""
+    """Lock the run's folder; if the run is resumed, load and return the content of its newest checkpoint.
+
+    Returns None for a new run. Raises UsageError if the folder is in use, holds another run, or if a resumed
+    run has other settings.
+    """
     config, folder, found = spec.config, spec.folder, None
     if spec.resume:
         if trainer.communicator.is_main:
-            folder.take()
+            folder.lock()
         trainer.communicator.barrier()  # from here on no other run writes there
         found = trainer.communicator.once(lambda: newest_checkpoint(folder.checkpoints, folder.stem))
     if found is not None:
@@ -131,7 +135,7 @@ def run_until_done(
         return Interrupted(signal_number) if signal_number else None
     except Interrupted as interruption:
         return interruption
-    except PeerLost:  # when a run is stopped, others may leave first
+    except PeerLost:  # if the run is being stopped, another process may have left first
         try:
             context.check()
         except Interrupted as interruption:
@@ -157,11 +161,12 @@ def make_updates(
     profile_update = maybe_profile(spec.trace_folder if trainer.communicator.is_main else None, "learner")
     trainer.communicator.barrier()  # the time of the run starts when all processes are ready
     clock.start()
-    elapsed, taken, signal_number = clock.before, -math.inf, 0  # the first boundary is kept
+    # The main process always snapshots the first boundary, so that a run never loses its first update.
+    elapsed, last_snapshot, signal_number = clock.before, -math.inf, 0
     while trainer.may_begin(budget, elapsed, clock.update_seconds):
         next_update = trainer.counters.updates + 1
         trainer.take_state = (
-            elapsed + clock.update_seconds - taken >= due.snapshot_seconds
+            elapsed + clock.update_seconds - last_snapshot >= due.snapshot_seconds
             or next_update % due.checkpoint_interval == 0
         )
         learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
@@ -171,13 +176,14 @@ def make_updates(
             recorder.after_update(update, learning_rate)
         now, signal_number = trainer.communicator.boundary(clock.elapsed(), context.stop_requested())
         elapsed, clock.update_seconds = now, now - elapsed
-        taken = elapsed if trainer.take_state else taken
+        last_snapshot = elapsed if trainer.take_state else last_snapshot
         if signal_number:
             break
     trainer.take_state = True
-    rest = trainer.finish()
-    if rest is not None and recorder is not None:
-        recorder.after_update(rest, learning_rate_of(config, budget, trainer.counters.updates, elapsed))
+    last_update = trainer.finish()
+    if last_update is not None and recorder is not None:
+        learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
+        recorder.after_update(last_update, learning_rate)
     trainer.exchange([])
     if recorder is not None:
         recorder.take_final_snapshot()
@@ -185,7 +191,7 @@ def make_updates(
 
 
 def train_in_one_process(spec: RunSpec) -> int:
-    """Train in this process, the sequential mode, and stop at a signal. Returns the exit code."""
+    """Train in this process (the sequential mode) until the end or a stop signal; return the exit code."""
     with StopSignal() as stop:
         context = WorkerContext(stop=stop)
         with failure_recorded(spec, context):

@@ -84,7 +84,7 @@ class RunFolder:
                 "--overwrite to replace it, or another --output-dir"
             )
 
-    def take(self) -> None:
+    def lock(self) -> None:
         """Lock the folder for this process, until `close` or the end of the process; make it if missing.
 
         Raises UsageError if another run holds the lock, or if the folder cannot be written to.
@@ -121,7 +121,7 @@ class RunFolder:
         try:
             if self.automatic:
                 self._make_unique_root()
-            self.take()
+            self.lock()
             if overwrite and not self.automatic:
                 self.clear()
             self.refuse_if_occupied()

@@ -1,4 +1,4 @@
-"""What is run: a configuration, the folder for its results, and how to begin there."""
+"""What a run is: its configuration, its folder, and how it starts in that folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcb.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A training run as it is asked for. Every process of the run gets the same one."""
+    """The specification of a training run. Every process of the run gets the same one."""
 
     config: Config
     folder: RunFolder
