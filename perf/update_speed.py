@@ -2,7 +2,7 @@
 
     venv/bin/python -m perf.update_speed
 
-The bar: at least 2.5 times on 4,096 coinrun samples with the IMPALA network, minibatches of 1,024, one epoch.
+The bar: at least 2.5 times on 4,096 coinrun samples with IMPALA-CNN, minibatches of 1,024, one epoch.
 Both sides have the same threads. The baseline has glibc's own allocator settings, so each side is a process.
 """
 

@@ -43,7 +43,7 @@ class Case:
         return sum(each.numel() for each in make_model(config, FRAMES, seed=1).parameters())
 
     def describe(self) -> str:
-        network = {"impala": "IMPALA CNN (16, 32, 32", "nature": "Nature CNN (32, 64, 64"}[self.network]
+        network = {"impala": "IMPALA-CNN (16, 32, 32", "nature": "Nature CNN (32, 64, 64"}[self.network]
         learning = "one step on the whole rollout"
         if self.algorithm == "ppo":
             learning = f"{self.n_epochs} epochs, minibatches of {self.batch_size}"

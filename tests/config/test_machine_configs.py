@@ -2,7 +2,7 @@
 
 Every combination of a default file and an overlay is read and validated. A whole update takes minutes on two
 cores for some of them, so the training tests change two things: rollouts are shorter, with minibatches cut in
-proportion, and the network is a small Nature network. All sequential combinations train, and three parallel
+proportion, and the network is a small Nature CNN. All sequential combinations train, and three parallel
 ones: one with the most workers, one with actors, and the paper's.
 """
 

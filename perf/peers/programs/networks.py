@@ -1,4 +1,4 @@
-"""The IMPALA and the Nature network as they are usually written: contiguous tensors, channels first."""
+"""The IMPALA and the Nature CNN as they are usually written: contiguous tensors, channels first."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class ProcgenVecEnv(VecEnv):
 
 
 class ImpalaExtractor(BaseFeaturesExtractor):
-    """The IMPALA network; Stable-Baselines3 hands over frames in [0, 1]."""
+    """The IMPALA-CNN; Stable-Baselines3 hands over frames in [0, 1]."""
 
     def __init__(self, observation_space: spaces.Box, features_dim: int) -> None:
         super().__init__(observation_space, features_dim)

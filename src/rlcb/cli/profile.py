@@ -37,7 +37,7 @@ examples:
   Measure everything, for the network and game of the configurations:
     profile_cpu.py
 
-  Measure the Nature network on starpilot, and the speed of coinrun:
+  Measure the Nature CNN on starpilot, and the speed of coinrun:
     profile_cpu.py --network nature --env starpilot coinrun
 
   Write the recommendation as a configuration and train with it:
