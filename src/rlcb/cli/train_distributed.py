@@ -25,6 +25,7 @@ from rlcb.config.yaml_file import build_config, describe_validation_error, set_v
 from rlcb.errors import Interrupted, UsageError
 from rlcb.parallel.calibration import with_split_of
 from rlcb.parallel.world import World, host_name
+from rlcb.processes.socket_folder import remove_socket_folder
 from rlcb.text import counted
 from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
@@ -73,6 +74,7 @@ def end_process(code: int) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    remove_socket_folder()
     os._exit(code)
 
 

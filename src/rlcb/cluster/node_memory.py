@@ -17,6 +17,7 @@ from rlcb.config.settings import ParallelConfig
 from rlcb.errors import RunError
 from rlcb.parallel.world import World
 from rlcb.processes.shared_memory import map_shared, open_rollout
+from rlcb.processes.socket_folder import short_parent
 
 POLL_SECONDS = 0.2
 
@@ -43,7 +44,7 @@ def share_memory(store: Any, world: World, config: ParallelConfig, size: int, wa
 def _hand_out(store: Any, key: str, descriptor: int, count: int, watch: Watch) -> None:
     """Serve `descriptor` to `count` ranks of this node; `key` of the store tells them the socket's path."""
     with (
-        tempfile.TemporaryDirectory() as folder,  # readable only for this user
+        tempfile.TemporaryDirectory(dir=short_parent()) as folder,  # readable only for this user
         contextlib.closing(socket.socket(socket.AF_UNIX)) as server,
         watch.waiting(),
     ):

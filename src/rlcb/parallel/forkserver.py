@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rlcb.config.games import procgen_game
 from rlcb.processes.signals import StopSignal
+from rlcb.processes.socket_folder import make_socket_folder
 
 ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -33,6 +34,7 @@ def worker_context(env_id: str) -> ForkServerContext:
     context.set_forkserver_preload(
         ["rlcb.parallel.preload" if procgen_game(env_id) is None else "rlcb.parallel.preload_procgen"]
     )
+    make_socket_folder()
     with _importable():
         # The fork server starts Python's resource tracker if there is none, and doing that unblocks SIGINT
         # and SIGTERM. So the tracker starts first, and signals are blocked again for the fork server.

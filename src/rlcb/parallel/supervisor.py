@@ -29,6 +29,7 @@ from rlcb.parallel.worker import worker_main
 from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.parallel.world import World, host_name
 from rlcb.processes.child_process import end_child, start_child
+from rlcb.processes.shared_memory import SharedLock
 from rlcb.processes.signals import StopSignal
 from rlcb.processes.suspend_clock import SuspendClock
 from rlcb.text import counted
@@ -110,16 +111,15 @@ class Supervisor:
         self.learners = self.config.learners_per_node
         """Number of workers that learn; the workers behind them are IMPALA's actors."""
         self.heartbeats = Heartbeats(context, self.config.ranks_per_node)
-        with StopSignal.blocked():  # Python starts a process that cleans up after the lock
-            lock = context.Lock()
         queues = None
         if self.config.has_actors:
             queues = SlotQueue(context.Pipe(duplex=False)), SlotQueue(context.Pipe(duplex=False))
+        self.lock = SharedLock() if self.config.traits.is_asynchronous else None
         self._make_context = partial(
             SupervisedContext,
             heartbeats=self.heartbeats,
             root_process=os.getpid(),
-            lock=lock,
+            lock=self.lock,
             queues=queues,
             world=world,
             calibration=calibration,
@@ -284,6 +284,8 @@ class Supervisor:
             end_child(worker.process, worker.connection)
         if self.memory is not None:
             os.close(self.memory)
+        if self.lock is not None:
+            self.lock.close()
 
     def conclude(self, stop: StopSignal) -> int:
         """Return the exit code of the run. Raises UsageError or RunError if a worker failed."""

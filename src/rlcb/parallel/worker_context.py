@@ -42,7 +42,7 @@ class SupervisedContext(WorkerContext):
     heartbeats: Heartbeats
     """Signs of life of all workers of the node, and whether to stop, in shared memory."""
     lock: Any = None
-    """A multiprocessing lock that all workers share; A3C guards its parameters with it."""
+    """A SharedLock of all workers, with which A3C guards its parameters; None in other runs."""
     queues: tuple[SlotQueue, SlotQueue] | None = None
     """IMPALA's queues: slots that actors may write, and slots that they have written."""
     world: World | None = None

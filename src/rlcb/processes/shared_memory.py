@@ -5,10 +5,12 @@ The file is deleted before anything is written to it, so however the processes e
 
 from __future__ import annotations
 
+import fcntl
 import math
 import mmap
 import os
 import tempfile
+from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,40 @@ def map_shared(descriptor: int) -> mmap.mmap:
         return mmap.mmap(descriptor, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)
+
+
+class SharedLock:
+    """A lock for several processes that has no name, so that no kill leaves anything behind.
+
+    It is a file lock on a nameless file: the system frees it when its holder ends. It can be passed to a
+    process while that process is started. The threads of one process do not exclude each other.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = open_shared(1) if descriptor is None else descriptor
+
+    def acquire(self) -> None:
+        fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+    def __enter__(self) -> SharedLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received_lock, (reduction.DupFd(self.descriptor),)
+
+
+def _received_lock(descriptor: Any) -> SharedLock:
+    return SharedLock(descriptor.detach())
 
 
 Layout = dict[str, tuple[tuple[int, ...], "np.dtype[Any]"]]

@@ -26,6 +26,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from rlcb.errors import Interrupted
+from rlcb.processes.socket_folder import remove_socket_folder
 
 POLL_SECONDS = 0.25
 
@@ -83,6 +84,7 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         repeated = bool(self.received) and not self.forwards and number != signal.SIGHUP
         if repeated and (not self.repeats or number == self.number == signal.SIGINT):
+            remove_socket_folder()
             os._exit(128 + number)
         self.received.append(number)
 
