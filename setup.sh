@@ -55,6 +55,11 @@ KEY='import hashlib, sys
 wanted = b"".join(open(name, "rb").read() for name in ("requirements.txt", "requirements-dev.txt"))
 print(hashlib.sha256(wanted).hexdigest(), "%d.%d" % sys.version_info[:2])'
 
+# Fails if `import rlcb` does not use the files of this folder, as after the folder has been moved.
+OF_THIS_FOLDER='import importlib.util, pathlib, sys
+found = importlib.util.find_spec("rlcb")
+sys.exit(found is None or not pathlib.Path(found.origin).samefile("src/rlcb/__init__.py"))'
+
 # Prints the build of the torch in the virtual environment, "cpu" or "cuda", or "absent" if its version is not
 # the one in requirements.txt.
 TORCH_STATE='import importlib.metadata, pathlib, re, runpy
@@ -262,6 +267,7 @@ write_stamp() {  # the last step, so that an interrupted setup has no stamp
 
 up_to_date() {
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$("$vpy" -c "$KEY")" ] || return 1
+    "$vpy" -c "$OF_THIS_FOLDER" 2>/dev/null || return 1
     [ "${TORCH_BUILD:-}" != cpu ] || [ "$("$vpy" -c "$TORCH_STATE")" = cpu ]
 }
 

@@ -132,8 +132,11 @@ def call(name: str, flags: Sequence[str]) -> Result:
         path = runs.PROJECT / name
         patch.setattr(sys, "argv", [str(path), *flags])
         patch.setattr(os, "_exit", sys.exit)
+        patch.setattr(train_distributed, "remove_socket_folder", lambda: None)  # this process goes on
         for module in (train, evaluate):
             patch.setattr(module, "prepare_process", lambda *_, **__: 1)
+        for loaded in (name, f"{name}.__main__"):  # runpy warns of a module that runs a second time
+            patch.delitem(sys.modules, loaded, raising=False)
         try:
             if name.endswith(".py"):
                 runpy.run_path(str(path), run_name="__main__")

@@ -45,6 +45,9 @@ case "$*" in
             *"uv>="*) cp "$HERE/uv" "$(dirname "$0")/uv" ;;
             *"-r requirements-dev.txt") if [ -e "$HERE/kill" ]; then rm "$HERE/kill"; kill -9 $PPID; fi
                                     [ ! -e "$HERE/fail" ] ;;
+            *"--editable .") for site in "$(dirname "$0")"/../lib/python*/site-packages; do
+                                 echo "$PWD/src" >"$site/rlcb.pth"
+                             done ;;
         esac ;;
     *ProcgenGym3Env*) echo verify >>"$HERE/calls"; cat "$HERE/verify" ;;
     *) exec "$real" "$@" ;;
@@ -66,6 +69,8 @@ class Scene:
             path.mkdir()
         for name in ("setup.sh", "requirements.txt", "requirements-dev.txt"):
             shutil.copy(ROOT / name, self.project)
+        (self.project / "src" / "rlcb").mkdir(parents=True)
+        (self.project / "src" / "rlcb" / "__init__.py").touch()
         for tool in "bash cat cp dirname grep ls mkdir mktemp mv rm tail touch uname".split():  # noqa: SIM905
             found = shutil.which(tool)
             assert found, f"{tool} is missing on this machine"
@@ -347,6 +352,20 @@ def test_the_second_run_asks_nothing_of_pip(scene: Scene) -> None:
     assert "up to date" in second.stdout
     assert scene.calls() == []
     assert scene.stamp.stat().st_mtime > 1, "make compares the stamp's age with requirements.txt"
+
+
+def test_a_package_installed_from_another_folder_is_installed_again(scene: Scene) -> None:
+    scene.fitting_python()
+    assert scene.setup(TORCH_BUILD="default").returncode == 0
+    shutil.copytree(scene.project / "src", scene.here / "moved" / "src")
+    (link,) = scene.project.glob("venv/lib/python*/site-packages/rlcb.pth")
+    link.write_text(f"{scene.here}/moved/src\n")
+    scene.calls()
+
+    again = scene.setup(TORCH_BUILD="default")
+    assert again.returncode == 0, again.stderr
+    assert scene.calls() == [PIP, PACKAGE, "verify"]
+    assert link.read_text() == f"{scene.project}/src\n"
 
 
 def test_changed_requirements_are_installed_into_the_same_environment(scene: Scene) -> None:
