@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcb.cli.command import Parser, count, exit_code
-from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
+from rlcb.cli.flags import add_matrix_choice
 from rlcb.config.yaml_file import found_config, parse_assignments, parse_settings
 from rlcb.errors import EXIT_FAILED, Interrupted, UsageError
 from rlcb.processes.machine_lock import Lock, machine_lock_path
@@ -77,22 +77,7 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--output-dir", type=Path, metavar="DIR", help="folder of the study (default: new in benchmarks/)")
     add("--study", type=Path, metavar="FILE", help="YAML file with the settings; flags override it")
-    add(
-        "--algorithms",
-        nargs="+",
-        type=str.lower,
-        choices=ALGORITHMS,
-        metavar="NAME",
-        help="ppo impala a2c a3c",
-    )
-    add(
-        "--modes",
-        nargs="+",
-        type=str.lower,
-        choices=ONE_MACHINE,
-        metavar="NAME",
-        help="sequential parallel (default: both; A3C has no sequential mode)",
-    )
+    add_matrix_choice(group, "required for a new study", "both; A3C has no sequential mode")
     add("--envs", nargs="+", metavar="ID", help="Procgen games or Gymnasium ids (default: coinrun)")
     add("--seeds", nargs="+", type=count, metavar="N", help="training seeds (default: 42)")
     budget = group.add_mutually_exclusive_group()

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from rlcb import cpu
 from rlcb.cli.command import Parser, count
-from rlcb.config.algorithms import ALGORITHMS, MODES
+from rlcb.config.algorithms import ALGORITHMS, MODES, ONE_MACHINE
 from rlcb.config.budget import DEFAULT_HOURS
 from rlcb.config.config import flat_settings
 from rlcb.config.settings import EnvConfig
@@ -67,6 +67,18 @@ FLAGS = (
     ),
     Flag("--device", "hardware.device", str, "only cpu is supported"),
 )
+
+
+def add_matrix_choice(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, algorithms: str, modes: str
+) -> None:
+    """Add `--algorithms` and `--modes`, which take several names; the texts say what is the default."""
+    for flag, names, default in (
+        ("--algorithms", tuple(ALGORITHMS), algorithms),
+        ("--modes", ONE_MACHINE, modes),
+    ):
+        text = f"{' '.join(names)} (default: {default})"
+        parser.add_argument(flag, nargs="+", type=str.lower, choices=names, metavar="NAME", help=text)
 
 
 def make_parser(algorithm: str, mode: str, timed: bool | None) -> Parser:

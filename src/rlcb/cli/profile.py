@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcb.cli.command import Parser, exit_code
-from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
+from rlcb.cli.flags import add_matrix_choice
 from rlcb.errors import EXIT_FAILED, Interrupted
 from rlcb.machine.profile import profiles_folder
 from rlcb.processes.signals import StopSignal
@@ -72,22 +72,7 @@ def add_subject(parser: Parser) -> None:
         help="environment for limits and recommendations (default: as in the configurations), and further "
         "ones to measure, so that their runs know their limit too; all: every Procgen game",
     )
-    add(
-        "--algorithms",
-        nargs="+",
-        type=str.lower,
-        choices=ALGORITHMS,
-        metavar="NAME",
-        help=f"{' '.join(ALGORITHMS)} (default: all)",
-    )
-    add(
-        "--modes",
-        nargs="+",
-        type=str.lower,
-        choices=ONE_MACHINE,
-        metavar="NAME",
-        help=f"{' '.join(ONE_MACHINE)} (default: both)",
-    )
+    add_matrix_choice(parser, "all", "both")
     add(
         "--set",
         action="append",
