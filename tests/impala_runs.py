@@ -36,6 +36,7 @@ def require_exact_counts(folder: Path, timesteps: int) -> None:
     assert [row["rollout/episodes"] for row in rows] == [row["timesteps"] // N_STEPS for row in rows]
     assert {row["rollout/ep_reward_mean"] for row in rows} == {1.0}
     assert {row["rollout/ep_length_mean"] for row in rows} == {float(N_STEPS)}
+    assert {row["rollout/reward_per_step"] for row in rows} == {1 / N_STEPS}
 
 
 # What a run without lag logs as the sequential one does.
@@ -44,6 +45,7 @@ EQUAL_KEYS = (
     "rollout/episodes",
     "rollout/ep_reward_mean",
     "rollout/ep_length_mean",
+    "rollout/reward_per_step",
     "train/policy_loss",
     "train/value_loss",
     "train/entropy",

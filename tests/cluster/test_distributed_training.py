@@ -37,7 +37,8 @@ def assert_same(folder: Path, alone: Path) -> None:
     torch.testing.assert_close(ours["collector"]["observations"], theirs["collector"]["observations"])
     assert ours["scaler"]["count"] == theirs["scaler"]["count"] == 84 * 5
     assert ours["scaler"]["squared_deviations"] == pytest.approx(theirs["scaler"]["squared_deviations"])
-    keys = ("rollout/ep_reward_mean", "train/policy_loss", "train/explained_variance", "train/grad_norm")
+    keys = ("train/policy_loss", "train/explained_variance", "train/grad_norm")
+    keys += ("rollout/ep_reward_mean", "rollout/reward_per_step")
     for row, expected in zip(runs.rows(folder), runs.rows(alone), strict=True):
         assert [row[key] for key in keys] == pytest.approx([expected[key] for key in keys], abs=1e-5)
     ours_record, theirs_record = runs.record(folder), runs.record(alone)

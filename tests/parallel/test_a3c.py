@@ -36,6 +36,7 @@ def test_one_worker_is_a2c(tmp_path: Path, optimizer: str) -> None:
     for ours, theirs in zip(runs.rows(tmp_path / "a3c"), runs.rows(tmp_path / "a2c"), strict=True):
         assert ours["timesteps"] == theirs["timesteps"]
         assert ours["rollout/ep_reward_mean"] == theirs["rollout/ep_reward_mean"]
+        assert ours["rollout/reward_per_step"] == theirs["rollout/reward_per_step"]
         assert ours["train/policy_loss"] == pytest.approx(theirs["train/policy_loss"], abs=1e-5)
         assert ours["train/learning_rate"] == theirs["train/learning_rate"]
 

@@ -35,6 +35,7 @@ def fault(**kwargs: object) -> tuple[str, ...]:
 def series(folder: Path) -> list[tuple[float, ...]]:
     keys = (
         "rollout/ep_reward_mean",
+        "rollout/reward_per_step",
         "train/policy_loss",
         "train/value_loss",
         "train/entropy",

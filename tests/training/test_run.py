@@ -134,6 +134,18 @@ def test_linear_annealing_in_the_log(tmp_path: Path) -> None:
     assert rates == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
 
 
+def test_the_rewards_of_all_steps_add_up_to_the_returns_of_all_episodes(tmp_path: Path) -> None:
+    sizes = ("--n-steps", 15, "--batch-size", 30, "--total-timesteps", 120)  # 12 episodes of ten steps
+    assert train(*FAULT, *sizes, "--output-dir", tmp_path / "run") == 0
+    total, before = 0.0, 0
+    for row in runs.rows(tmp_path / "run"):
+        total += row["rollout/reward_per_step"] * (row["timesteps"] - before)
+        before = row["timesteps"]
+    assert row["rollout/episodes"] == 12
+    assert total == pytest.approx(row["rollout/ep_reward_mean"] * 12)
+    assert 0 < total < 120
+
+
 def test_a_timed_run_stops_at_the_boundary_nearest_to_its_deadline(tmp_path: Path) -> None:
     """The deadline is just behind the second update; a run that trained until then would make a third."""
     seconds, folder = 3.4, tmp_path / "run"

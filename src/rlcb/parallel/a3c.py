@@ -31,7 +31,7 @@ from rlcb.rl.reward_scaler import SharedRewardScaler
 from rlcb.rl.rollout_buffer import RolloutBuffer, rollout_bytes
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PHASES
-from rlcb.training.base import Counters, Update, require_finite
+from rlcb.training.base import REWARD_PER_STEP, Counters, Update, require_finite
 from rlcb.training.run import train
 from rlcb.training.run_spec import RunSpec
 from rlcb.training.trainer import Trainer
@@ -39,7 +39,10 @@ from rlcb.training.trainer import Trainer
 OPTIMIZER_STATE = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
 EPISODES = 2**16  # room for the episodes that end between two rows of the log
 # The metrics of an update; the log has their means over the updates since its last row.
-FIGURES = ("policy_loss", "value_loss", "entropy", "explained_variance", "grad_norm", "epochs")
+FIGURES = (
+    *("policy_loss", "value_loss", "entropy", "explained_variance", "grad_norm", "epochs"),
+    REWARD_PER_STEP,
+)
 POLL_SECONDS = 0.002
 
 
@@ -171,6 +174,7 @@ class A3CTrainer(Trainer):
         self._compute_advantages()
         self.learner.set_learning_rate(learning_rate)
         metrics = self.algorithm.update(self.learner, self.local_rollout, self.config, number)
+        metrics[REWARD_PER_STEP] = float(self.local_rollout.rewards.mean(dtype=np.float64))
         with self._locked():
             self._report(episodes, metrics)
             return self._take_reports()

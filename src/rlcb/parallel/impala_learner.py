@@ -34,7 +34,7 @@ from rlcb.rl.communicator import Communicator
 from rlcb.rl.reward_scaler import RewardScaler
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PHASES, PhaseTimer
-from rlcb.training.base import Counters, LearningProcess, Update, slowest_rank
+from rlcb.training.base import REWARD_PER_STEP, Counters, LearningProcess, Update, slowest_rank
 
 
 def store_size(config: Config, spaces: Spaces) -> StoreSize:
@@ -95,8 +95,11 @@ class ImpalaLearner(LearningProcess):
         """Seconds that this learner had waited by the last update boundary."""
         self.lags = np.zeros(1, np.int64)
         """Ages of this node's unrolls in the last batch, in updates."""
+        self.reward_per_step = 0.0
+        """Mean raw reward of a timestep of this node's last batch."""
         self.joint_metrics: dict[str, float | None] = {}
-        """Policy lag, restarts and waiting times of all nodes in the last update; main process only."""
+        """Policy lag, restarts, waiting times and rewards of all nodes in the last update; main process
+        only."""
 
     @property
     def leads(self) -> bool:
@@ -131,6 +134,7 @@ class ImpalaLearner(LearningProcess):
         episodes: list[Episode] = []
         if self.leads:  # the other learners are done as well, since their gradients were summed
             episodes = self.store.episodes_of(slots)
+            self.reward_per_step = float(self.store.rollout.rewards[:, columns].mean(dtype=np.float64))
             self.snapshot.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(slots)
         return Update(self.exchange(episodes), metrics | self.joint_metrics)
@@ -212,6 +216,7 @@ class ImpalaLearner(LearningProcess):
             part["actor_threads"], part["begun"] = store.threads.tolist(), store.begun.tolist()
             part["actors_waited"] = float(np.mean(waits - self.waits_before))
             part["lags"] = self.lags.tolist()
+            part["reward_per_step"] = self.reward_per_step
             part["replaced"] = self.batches.replaced
             self.waits_before = waits
         return part
@@ -225,6 +230,7 @@ class ImpalaLearner(LearningProcess):
         self.phase_seconds += [phases for node in nodes for phases in node["actor_phases"]]
         lags = [lag for node in nodes for lag in node["lags"]]
         self.joint_metrics = {
+            REWARD_PER_STEP: fmean(node["reward_per_step"] for node in nodes),
             "impala/policy_lag_mean": float(np.mean(lags)),
             "impala/policy_lag_max": float(max(lags)),
             "impala/actor_restarts": float(sum(node["replaced"] for node in nodes)),

@@ -25,6 +25,10 @@ from rlcb.rl.timing import PhaseTimer
 
 logger = logging.getLogger(__name__)
 
+REWARD_PER_STEP = "rollout/reward_per_step"
+"""The metric of the mean raw reward of a timestep. Unlike means over episodes, it also counts the rewards of
+episodes that have not ended."""
+
 
 class AlgorithmModule(Protocol):
     """The interface of an algorithm's module in `rl/`."""

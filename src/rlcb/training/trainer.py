@@ -10,8 +10,10 @@ import copy
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlcb import seeding
@@ -26,7 +28,7 @@ from rlcb.rl.reward_scaler import RewardScaler
 from rlcb.rl.rollout_buffer import RolloutBuffer, rollout_bytes
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PhaseTimer
-from rlcb.training.base import Counters, LearningProcess, Update, slowest_rank
+from rlcb.training.base import REWARD_PER_STEP, Counters, LearningProcess, Update, slowest_rank
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class Trainer(LearningProcess):
         act = None if cache is None else cache.act
         self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat, act)
         self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
+        self.reward_per_step = 0.0
+        """Mean raw reward of a timestep of the last update, over all processes; in the main process only."""
 
     def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
         """Return the rollout of the node, which is learned from, and the columns that this process fills."""
@@ -101,7 +105,8 @@ class Trainer(LearningProcess):
         self.learner.set_learning_rate(learning_rate)
         metrics = self.algorithm.update(self.learner, self.rollout, self.config, update_number)
         self.count_update(self.rollout.num_samples * self.communicator.num_nodes)
-        return Update(self.exchange(episodes), metrics)
+        all_episodes = self.exchange(episodes)
+        return Update(all_episodes, {**metrics, REWARD_PER_STEP: self.reward_per_step})
 
     def _compute_advantages(self) -> None:
         """Write scaled rewards and, for algorithms that use GAE, advantages and returns of this process's
@@ -125,6 +130,7 @@ class Trainer(LearningProcess):
 
     def exchange(self, episodes: list[Episode]) -> list[Episode]:
         report: dict[str, Any] = {"episodes": episodes, "phase_seconds": dict(self.timer.seconds)}
+        report["reward_per_step"] = self.local_rollout.rewards.mean(dtype=np.float64)
         if self.take_state:
             report["collector"] = self.collector.state()
             report["discounted_returns"] = self.scaler.returns.tolist()
@@ -133,6 +139,7 @@ class Trainer(LearningProcess):
         if reports is None:
             return []
         self.phase_seconds = [report["phase_seconds"] for report in reports]
+        self.reward_per_step = fmean(report["reward_per_step"] for report in reports)
         if self.take_state:
             self._state = self._join_state(reports)
         all_episodes = [episode for report in reports for episode in report["episodes"]]
