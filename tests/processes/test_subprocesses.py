@@ -19,7 +19,7 @@ from rlcb.paths import PROJECT
 from rlcb.processes import machine_load
 from rlcb.processes.machine_lock import Lock
 from rlcb.processes.signals import StopSignal
-from rlcb.processes.subprocesses import describe_exit, run_logged
+from rlcb.processes.subprocesses import describe_exit, failure_reason, run_logged
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -229,3 +229,22 @@ def test_only_the_lock_of_the_machine_may_be_written_by_all_users(
         other.acquire(tmp_path)
     assert ("set RL_BENCHMARK_LOCK to another file" in str(refused.value)) == for_all_users
     lock.release()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "collecting\ntrain_timed.py: failed: environment 3: the world ended\n",
+            "environment 3: the world ended",
+        ),
+        ("train_timed.py: error: cannot make it\n\n", "cannot make it"),
+        ("Traceback (most recent call last):\n  File x\nKeyError: 'a'\n", "KeyError: 'a'"),
+        ("=== 2026 train.py\n", "it printed nothing"),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_last_message_in_the_log(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    (tmp_path / "log").write_text(text)
+    assert failure_reason(tmp_path / "log") == reason

@@ -19,7 +19,6 @@ from rlcb.study.state import (
     EVALUATION_START_SECONDS,
     START_SECONDS,
     TimeEstimate,
-    failure_reason,
     last_row,
     read_state,
 )
@@ -378,25 +377,6 @@ def test_the_newest_complete_row_is_read(tmp_path: Path) -> None:
     (log / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n{"upda')
     assert last_row(tmp_path) == {"update": 2}
     assert last_row(log) == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (
-            "collecting\ntrain_timed.py: failed: environment 3: the world ended\n",
-            "environment 3: the world ended",
-        ),
-        ("train_timed.py: error: cannot make it\n\n", "cannot make it"),
-        ("Traceback (most recent call last):\n  File x\nKeyError: 'a'\n", "KeyError: 'a'"),
-        ("=== 2026 train.py\n", "it printed nothing"),
-    ],
-)
-def test_the_reason_of_a_failure_is_the_last_message_in_the_log(
-    tmp_path: Path, text: str, reason: str
-) -> None:
-    (tmp_path / "log").write_text(text)
-    assert failure_reason(tmp_path / "log") == reason
 
 
 # --- Time estimates -----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pathlib import Path
 from rlcb.errors import RunError
 from rlcb.processes.signals import POLL_SECONDS, StopSignal
 
+TAIL_BYTES = 16 * 1024  # enough for the end of a traceback, or for several rows of metrics.jsonl
 KILL_AFTER_SECONDS = 60.0  # between SIGTERM and SIGKILL when this process itself failed
 
 
@@ -92,3 +93,23 @@ def describe_exit(code: int) -> str | None:
     with contextlib.suppress(ValueError):
         return f"killed by signal {-code} ({signal.Signals(-code).name})"
     return f"killed by signal {-code}"
+
+
+def tail(path: Path) -> list[str]:
+    """Return the lines in the last 16 KB of a text file; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - TAIL_BYTES))
+            return file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def failure_reason(log: Path) -> str:
+    """Return the error message at the end of a program's log, or else its last line."""
+    lines = [line.strip() for line in tail(log) if line.strip() and not line.startswith("=== ")]
+    errors = [line for line in lines if ": error: " in line or ": failed: " in line]
+    if errors and errors[-1] in lines[-3:]:
+        return errors[-1].partition(": error: ")[2] or errors[-1].partition(": failed: ")[2]
+    return lines[-1] if lines else "it printed nothing"

@@ -14,8 +14,9 @@ import yaml
 from rlcb.config.yaml_file import parse_yaml, read_config_file
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_atomically
+from rlcb.processes.subprocesses import failure_reason
 from rlcb.study.settings import check_study, configuration_settings
-from rlcb.study.state import TRAINING_LOG, RunState, failure_reason, read_state
+from rlcb.study.state import TRAINING_LOG, RunState, read_state
 from rlcb.study.study import PlannedRun, Study, build_study, training_flags
 from rlcb.training.run_folder import STUDY_CONFIGS, STUDY_FILE, STUDY_LOG_FILE
 

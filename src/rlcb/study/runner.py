@@ -15,7 +15,7 @@ from rlcb.paths import rlcb_command
 from rlcb.processes.machine_load import busy_warning, measure_load
 from rlcb.processes.machine_lock import Lock
 from rlcb.processes.signals import StopSignal
-from rlcb.processes.subprocesses import describe_exit, run_logged
+from rlcb.processes.subprocesses import describe_exit, failure_reason, run_logged
 from rlcb.study.console import Outcome, StudyProgress, evaluation_text, result_text, row_text
 from rlcb.study.folder import StudyFolder
 from rlcb.study.state import (
@@ -23,7 +23,6 @@ from rlcb.study.state import (
     START_SECONDS,
     TRAINING_LOG,
     TimeEstimate,
-    failure_reason,
     last_row,
 )
 from rlcb.study.study import PlannedRun

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,12 @@ from statistics import fmean
 from typing import Any
 
 from rlcb.errors import UsageError
+from rlcb.processes.subprocesses import tail
 from rlcb.study.study import PlannedRun, Study
 from rlcb.training.run_folder import CONFIG_FILE
 
 RECORD = "benchmark_metrics.json"
 TRAINING_LOG, EVALUATION_LOG = "training.log", "evaluation.log"
-TAIL_BYTES = 16 * 1024  # enough for several rows of metrics.jsonl, or for the end of a traceback
 
 
 @dataclass(frozen=True)
@@ -119,26 +118,6 @@ def last_row(folder: Path) -> dict[str, Any]:
             if isinstance(row, dict):
                 return row
     return {}
-
-
-def tail(path: Path) -> list[str]:
-    """Return the lines in the last 16 KB of a text file; none if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            return file.read().decode("utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def failure_reason(log: Path) -> str:
-    """Return the error message at the end of a program's log, or else its last line."""
-    lines = [line.strip() for line in tail(log) if line.strip() and not line.startswith("=== ")]
-    errors = [line for line in lines if ": error: " in line or ": failed: " in line]
-    if errors and errors[-1] in lines[-3:]:
-        return errors[-1].partition(": error: ")[2] or errors[-1].partition(": failed: ")[2]
-    return lines[-1] if lines else "it printed nothing"
 
 
 START_SECONDS = 8.0  # time to load libraries, make environments and save, in addition to training
