@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 
 from rlcb.comparison.analysis import Comparison, Options, compare
 from rlcb.comparison.groups import group_runs
+from rlcb.comparison.lost import LostRun
 from rlcb.comparison.runs import load_run
 from rlcb.comparison.statistics import Bootstrap
 
@@ -81,7 +83,7 @@ def row(timesteps: int, seconds: float, reward: float | None, **changes: Any) ->
         "rollout/ep_reward_mean": reward,
         "rollout/ep_reward_std": None if reward is None else 4.0,
         "rollout/ep_length_mean": None if reward is None else 150.0,
-        "rollout/episodes": 500,
+        "rollout/episodes": 500 + timesteps // 150,
         "train/policy_loss": -0.01,
         "train/value_loss": 0.1,
         "train/entropy": 2.5,
@@ -173,14 +175,16 @@ def write_run(
     return root
 
 
-def line(start: float, end: float, timesteps: int, seconds: float, count: int = 11) -> list[dict[str, Any]]:
+def line(
+    start: float, end: float, timesteps: int, seconds: float, count: int = 11, **changes: Any
+) -> list[dict[str, Any]]:
     """Rows along a straight line of returns: the first at one `count`-th of the run, the last at its end."""
     return [
         row(
             round(timesteps * i / count),
             seconds * i / count,
             start + (end - start) * (i - 1) / max(1, count - 1),
-            update=i,
+            **{"update": i, **changes},
         )
         for i in range(1, count + 1)
     ]
@@ -195,6 +199,13 @@ def curve(
         for i in range(1, count + 1)
         for t in [seconds * i / count]
     ]
+
+
+def episodes(rewards: Sequence[float], lengths: Sequence[int]) -> dict[str, Any]:
+    """One split of an evaluation with these returns and lengths."""
+    spread = statistics.stdev(rewards)
+    summary = {"episodes": len(rewards), "mean_reward": statistics.fmean(rewards), "std_reward": spread}
+    return {**summary, "rewards": list(rewards), "lengths": list(lengths)}
 
 
 def evaluation(root: Path, train: float, test: float, name: str = "final_both.json", **changes: Any) -> Path:
@@ -242,6 +253,6 @@ class RunSet:
             for seed, end in enumerate(returns):
                 self.add(line(end, end, 1000, 100), mode=mode, seed=seed, **changes)
 
-    def compare(self, **options: Any) -> Comparison:
+    def compare(self, lost: Sequence[LostRun] = (), **options: Any) -> Comparison:
         options.setdefault("bootstrap", Bootstrap(500, 1))
-        return compare(group_runs([(0, load_run(path)) for path in self.paths]), Options(**options))
+        return compare(group_runs([(0, load_run(path)) for path in self.paths]), Options(**options), lost)

@@ -9,6 +9,7 @@ import pytest
 
 from rlcb.comparison.fairness import differences
 from rlcb.comparison.groups import group_runs
+from rlcb.comparison.lost import LostRun
 from rlcb.comparison.runs import load_run
 from tests.comparison_run_folders import evaluation, line, write_run
 
@@ -149,7 +150,7 @@ def test_games_that_only_some_groups_played(tmp_path: Path) -> None:
 def test_repeated_seed_and_left_out_runs(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name, line(1, 2, 10, 1), seed=4) for name in "ab"]
     groups = group_runs([(0, load_run(path)) for path in paths])
-    texts = [each.text for each in differences(groups, [(Path("x"), "failed after 3 timesteps")])]
+    texts = [each.text for each in differences(groups, [LostRun(Path("x"), "failed after 3 timesteps")])]
     assert texts == [
         "PPO sequential on coinrun has seed 4 more than once: these runs are not independent",
         "x: failed after 3 timesteps",
@@ -203,6 +204,6 @@ def test_distribution_modes_of_a_game_are_a_difference(compare: Any) -> None:
 
 def test_runs_left_out_for_one_reason_are_listed_together(tmp_path: Path) -> None:
     group = group_runs([(0, load_run(write_run(tmp_path / "run", line(1, 2, 10, 1))))])
-    skipped = [(Path("a"), "it has not begun"), (Path("b"), "damaged"), (Path("c"), "it has not begun")]
+    skipped = [LostRun(Path(name), "damaged" if name == "b" else "it has not begun") for name in "abc"]
     (found,) = differences(group, skipped)
     assert found == ("runs left out", "a, c: it has not begun; b: damaged")

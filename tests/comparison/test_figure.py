@@ -217,7 +217,7 @@ class TestWords:
         study.add(line(2, 4, 1000, 100))
         study.add(line(2, 8, 3000, 100), mode="parallel", settings={"env.num_envs": 128})
         text = words(drawn(study.compare()))
-        assert "Equal wall clock (1.7 minutes): no clear winner; PPO parallel is ahead." in text
+        assert "Training at equal wall clock (1.7 minutes): no clear winner; PPO parallel is ahead." in text
         assert "Speed: no group is faster than PPO sequential." not in text
         assert "Speed: PPO parallel was fastest. 3.00× the timesteps per second of PPO sequential" in text
         assert "total environments (num_envs: 64 in PPO sequential; 128 in PPO parallel)" in text

@@ -39,15 +39,17 @@ def test_winner_over_all_groups_needs_no_number(study: RunSet) -> None:
 def test_without_a_winner_groups_without_a_value_are_named(study: RunSet) -> None:
     study.add_ends({"sequential": [5.0, 7.0], "parallel": [5.5, 7.0]})
     without_returns(study)
-    for text in headline(study.compare())[:2]:
-        assert "no clear winner; PPO parallel is ahead" in text
-        assert text.endswith("; no value for IMPALA parallel.")
+    for found in findings(study.compare())[:2]:
+        assert found.claim == "no clear winner; PPO parallel is ahead"
+        assert found.detail.endswith("; no value for IMPALA parallel.")
+        assert found.caution == ""  # its seed is there, but has no return
 
 
 def test_equal_means_and_a_group_without_a_value(study: RunSet) -> None:
     study.add_ends({"sequential": [5.0, 7.0], "parallel": [6.0, 6.0]})
     without_returns(study)
-    assert headline(study.compare())[0].endswith("have the same mean return; no value for IMPALA parallel.")
+    found = findings(study.compare())[0]
+    assert found.detail.endswith("have the same mean return; no value for IMPALA parallel.")
 
 
 def test_only_one_group_has_a_value(study: RunSet) -> None:

@@ -72,12 +72,15 @@ class TestMissingRuns:
     def test_missing_runs_of_a_study_folder_are_named(self, root: Path) -> None:
         found = find_runs([str(root.parent)], missing_runs)
         assert found.runs == [(0, root / "ppo_sequential_coinrun_seed1")]
-        assert found.left_out == self.expected(root)
+        assert [each[:2] for each in found.left_out] == self.expected(root)
+        assert [each[2:6] for each in found.left_out] == [
+            ("ppo", "sequential", "procgen-coinrun-v0", seed) for seed in (2, 3)
+        ]
 
     def test_missing_runs_are_named_for_paths_that_a_shell_expanded(self, root: Path) -> None:
         found = find_runs([str(path) for path in sorted(root.iterdir())], missing_runs)
         assert [path for _, path in found.runs] == [root / "ppo_sequential_coinrun_seed1"]
-        assert found.left_out == self.expected(root)
+        assert [each[:2] for each in found.left_out] == self.expected(root)
 
     def test_single_run_folders_have_no_missing_runs(self, root: Path) -> None:
         assert find_runs([str(root / "ppo_sequential_coinrun_seed1")], missing_runs).left_out == []
@@ -89,8 +92,12 @@ class TestMissingRuns:
 
     def test_unreadable_study_is_reported(self, root: Path) -> None:
         (root / "study.yaml").write_text("algorithms: [dqn]\n")
-        ((path, reason),) = find_runs([str(root)], missing_runs).left_out
-        assert path == root / "study.yaml" and reason.startswith("cannot list the study's missing runs: ")
+        ((path, reason, *unknown),) = find_runs([str(root)], missing_runs).left_out
+        assert (
+            set(unknown) == {None}
+            and path == root / "study.yaml"
+            and reason.startswith("cannot list the study's missing runs: ")
+        )
 
 
 class TestLog:

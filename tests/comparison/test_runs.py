@@ -14,6 +14,7 @@ from rlcb.comparison import runs
 from rlcb.comparison.analysis import Options, compare
 from rlcb.comparison.folders import find_runs
 from rlcb.comparison.groups import group_runs
+from rlcb.comparison.lost import LostRun
 from rlcb.comparison.runs import Run, Unusable, load_run, load_runs
 from rlcb.errors import UsageError
 from rlcb.study.folder import missing_runs
@@ -223,7 +224,7 @@ class TestFinding:
         a = write_run(tmp_path / "a", line(5, 6, 100, 1))
         (tmp_path / "comparison.csv").write_text("row\n")
         (tmp_path / "empty").mkdir()
-        expected = [(tmp_path / "empty", "no run in it")]
+        expected = [LostRun(tmp_path / "empty", "no run in it")]
         for patterns in (sorted(map(str, tmp_path.iterdir())), [str(tmp_path / "*")]):
             found = find_runs(patterns, missing_runs)
             assert [path for _, path in found.runs] == [a] and found.left_out == expected

@@ -34,7 +34,7 @@ def test_report_shows_every_table_in_one_block(comparison: Comparison) -> None:
     runs = [each for each in lines if each.startswith("Run  ")]
     assert len(runs) == 1 and runs[0].endswith("Notes")
     assert any(each.startswith("impala_sequential_starpilot_seed2  IMPALA sequential") for each in lines)
-    results = lines[lines.index("Results: coinrun") :]
+    results = lines[lines.index("All metrics: coinrun") :]
     assert all(label in results[2] for label in ("PPO sequential", "IMPALA parallel"))
 
 

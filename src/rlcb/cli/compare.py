@@ -60,14 +60,29 @@ def make_parser() -> Parser:
         action="store_true",
         help="show the published learning curves of PPO (Procgen, easy) with the runs",
     )
+    _add_printing(parser)
+    _add_bootstrap(parser)
+    return parser
+
+
+def _add_printing(parser: Parser) -> None:
+    add = parser.add_argument
+    add(
+        "--full",
+        action="store_true",
+        help="print all tables, tests and methods (as in <name>_report.txt) instead of the short table",
+    )
     add(
         "--template",
         action="store_true",
         help="print the BENCHMARK RESULTS summary instead of the tables",
     )
+
+
+def _add_bootstrap(parser: Parser) -> None:
+    add = parser.add_argument
     add("--bootstrap-samples", type=count, metavar="N", help="bootstrap samples per interval (default: 2000)")
     add("--confidence-seed", type=count, metavar="N", help="seed of the bootstrap intervals")
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     filled = summary(comparison) if arguments.template else None
     written = write_outputs(comparison, output, filled)
-    print(filled if filled is not None else terminal(comparison))
+    print(filled if filled is not None else terminal(comparison, arguments.full))
     print()
     for path in written:
         print(f"{path.suffix.lstrip('.').upper() + ':':<6}{path}")
@@ -133,6 +148,7 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
     from rlcb.comparison.analysis import compare
     from rlcb.comparison.folders import find_runs
     from rlcb.comparison.groups import group_runs
+    from rlcb.comparison.lost import LostRun, identify
     from rlcb.comparison.runs import Unusable, load_runs
     from rlcb.study.folder import missing_runs
 
@@ -148,12 +164,12 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
             "no runs are given: name their folders, or use --sequential and --parallel (see --help)"
         )
     runs: list[tuple[int, Run]] = []
-    skipped: list[tuple[Path, str]] = []
+    skipped: list[LostRun] = []
     first: dict[tuple[str | None, Path], int] = {}
     found = find_runs(patterns, missing_runs)
     for (place, path), run in zip(found.runs, load_runs([path for _, path in found.runs])):
         if isinstance(run, Unusable):
-            skipped.append((path, str(run)))
+            skipped.append(identify(path, str(run)))
             continue
         mode = wanted[place]
         if mode is not None and (run.mode == "sequential") != (mode == "sequential"):
@@ -163,10 +179,10 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
             place = first.setdefault((mode, study), place)
         runs.append((place, run))
     skipped += found.left_out
-    for path, reason in skipped:
-        print(f"left out: {path}: {reason}", file=sys.stderr)
+    for lost in skipped:
+        print(f"left out: {lost.path}: {lost.reason}", file=sys.stderr)
     if not runs:
-        problems = "; ".join(f"{path}: {reason}" for path, reason in skipped)
+        problems = "; ".join(f"{lost.path}: {lost.reason}" for lost in skipped)
         raise UsageError(f"no run can be used ({problems})")
     return compare(group_runs(runs), options, skipped)
 

@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from rlcb.comparison.fairness import Difference, differences
-from rlcb.comparison.groups import Group, Part, find_baseline, parts_of
+from rlcb.comparison.groups import Group, LostGroup, Part, find_baseline, parts_of, with_lost
+from rlcb.comparison.lost import LostRun
 from rlcb.comparison.metrics import (
     BY_KEY,
+    EVALUATIONS,
     NORMALISED,
     TESTED,
     TIME_AXES,
@@ -101,6 +102,24 @@ class GameResult:
     groups: list[GroupResult]
     windows: dict[str, TimeWindow | None]
     pairs: list[Pair]
+    lost: list[LostGroup] = field(default_factory=list)
+    """Groups of this game that lost all of their runs."""
+
+    @property
+    def evaluated(self) -> str | None:
+        """The metric of the final checkpoints' evaluations: on unseen levels, or else on all levels.
+
+        None if no run was evaluated.
+        """
+        has = [key for key in EVALUATIONS if any(each.estimates[key] is not None for each in self.groups)]
+        return has[0] if has else None
+
+    @property
+    def planned(self) -> dict[str, int]:
+        """The number of seeds that each group should have, by label; includes groups that lost all."""
+        return {result.group.label: result.group.planned for result in self.groups} | {
+            group.label: len(group.lost) for group in self.lost
+        }
 
 
 class Aggregate(NamedTuple):
@@ -128,7 +147,9 @@ class Comparison:
     games: list[GameResult]
     across: Across | None
     fairness: list[Difference]
-    skipped: list[tuple[Path, str]]
+    skipped: list[LostRun]
+    lost: list[LostGroup]
+    """Groups that lost all of their runs, in all games."""
 
     @property
     def results(self) -> list[GroupResult]:
@@ -139,14 +160,19 @@ class Comparison:
         return list(dict.fromkeys(result.group.label for result in self.results))
 
 
-def compare(
-    groups: Sequence[Group], options: Options, skipped: Sequence[tuple[Path, str]] = ()
-) -> Comparison:
-    """Compare one or more groups. Raises UsageError if the baseline matches no group or several groups."""
+def compare(groups: Sequence[Group], options: Options, skipped: Sequence[LostRun] = ()) -> Comparison:
+    """Compare one or more groups; `skipped` are the runs that were left out.
+
+    Raises UsageError if the baseline matches no group or several groups.
+    """
     baseline = find_baseline(groups, options.baseline)
+    groups, lost = with_lost(groups, skipped)
     games = [compare_game(part, baseline, options) for part in parts_of(groups)]
-    fairness = differences(groups, skipped)
-    return Comparison(options, baseline, games, over_games(games, options.bootstrap), fairness, list(skipped))
+    for game in games:
+        first = next(each for each in games if each.groups[0].group.env == game.groups[0].group.env)
+        game.lost = [each for each in lost if each.env == game.groups[0].group.env and first is game]
+    across = over_games(games, options.bootstrap)
+    return Comparison(options, baseline, games, across, differences(groups, skipped), list(skipped), lost)
 
 
 def compare_game(part: Part, baseline: str, options: Options) -> GameResult:

@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 
 from rlcb.comparison.analysis import Across, Comparison, GameResult, GroupResult, Pair
+from rlcb.comparison.answer import answer, answers
 from rlcb.comparison.curves import Panel
-from rlcb.comparison.findings import headline
-from rlcb.comparison.groups import variant_settings
+from rlcb.comparison.findings import findings, headline
+from rlcb.comparison.groups import LostGroup, game_name, variant_settings
+from rlcb.comparison.lost import LostRun
 from rlcb.comparison.methods import methods
 from rlcb.comparison.metrics import METRICS, NORMALISED, TIME_AXES, TO_THRESHOLD
 from rlcb.comparison.procgen_scores import NORMALISATION, REFERENCE_CITATION, REFERENCE_NOTE, score_range
 from rlcb.comparison.reference import references
 from rlcb.comparison.statistics import CONFIDENCE, IntervalEstimate, Values, finite
 from rlcb.comparison.tables import phase_shares
+from rlcb.comparison.warnings import cautions
 from rlcb.files import strict_json
 
 SCHEMA_VERSION = 1
@@ -37,10 +40,14 @@ def json_data(comparison: Comparison, panels: dict[str, list[Panel]]) -> dict[st
         "bootstrap": options.bootstrap._asdict(),
         "thresholds": {name or "all games": value for name, value in options.thresholds.items()},
         "normalisation": {"source": NORMALISATION, "ranges": _ranges(comparison)},
+        "answer": answer(comparison),
+        "answers": [each._asdict() for each in answers(comparison)],
         "headline": headline(comparison),
+        "findings": [each._asdict() for each in findings(comparison)],
+        "warnings": [each._asdict() for each in cautions(comparison)],
         "methods": methods(comparison),
         "fairness": [each._asdict() for each in comparison.fairness],
-        "skipped": [{"path": str(path), "reason": reason} for path, reason in comparison.skipped],
+        "skipped": [_lost_run(lost) for lost in comparison.skipped],
         "games": {game.env: _game(game, panels.get(game.env, [])) for game in comparison.games},
         "over_games": None if comparison.across is None else _across(comparison.across, panels.get("", [])),
         "reference": _references(comparison),
@@ -65,6 +72,7 @@ def _game(game: GameResult, panels: list[Panel]) -> dict[str, Any]:
             for time_axis in TIME_AXES
         },
         "groups": [_group(result) for result in game.groups],
+        "lost_groups": [_lost_group(group) for group in game.lost],
         "pairs": [_pair(pair) for pair in game.pairs],
         "curves": [curve_data(panel) for panel in panels],
     }
@@ -76,7 +84,9 @@ def _group(result: GroupResult) -> dict[str, Any]:
         "algorithm": result.group.algorithm,
         "mode": result.group.mode,
         "n": len(result.group.runs),
+        "planned": result.group.planned,
         "seeds": [run.seed for run in result.group.runs],
+        "lost": [_lost_run(run) for run in result.group.lost],
         "metrics": {key: _estimate(found) for key, found in result.estimates.items()},
         "normalised": {key: _numbers(values) for key, values in result.normalised.items()},
         "threshold": {key: each._asdict() for key, each in result.reached.items()},
@@ -95,6 +105,15 @@ def _group(result: GroupResult) -> dict[str, Any]:
             for index, run in enumerate(result.group.runs)
         ],
     }
+
+
+def _lost_run(run: LostRun) -> dict[str, Any]:
+    return {"path": str(run.path), "reason": run.reason, "seed": run.seed}
+
+
+def _lost_group(group: LostGroup) -> dict[str, Any]:
+    runs = [_lost_run(run) for run in group.lost]
+    return {"label": group.label, "n": 0, "planned": len(group.lost), "lost": runs}
 
 
 def _numbers(values: Values) -> list[float | None]:
@@ -192,7 +211,7 @@ FACTS = {
     "architecture": "model.architecture",
 }
 MACHINE = ("cpu_model", "usable_cores", "ram_gb", "load_average")
-HEAD = ("row", "game", "group", "algorithm", "mode", "n", "run", "seed", "status", "notes")
+HEAD = ("row", "game", "group", "algorithm", "mode", "n", "planned", "run", "seed", "status", "notes")
 THRESHOLD = ("threshold", "threshold_reached", "threshold_known", "threshold_stopped")
 TEST = (
     *("metric", "second", "second_n", "difference", "difference_low95", "difference_high95"),
@@ -232,7 +251,12 @@ def _rows(comparison: Comparison) -> Iterator[Row]:
         common = {"game": group.game, "group": group.label, "algorithm": group.algorithm, "mode": group.mode}
         for index in range(len(group.runs)):
             yield {**common, **_run(result, index)}
+        yield from ({**common, **_lost_columns(run)} for run in group.lost)
         yield {**common, **_group_columns(result)}
+    for lost in comparison.lost:
+        common = {"game": game_name(lost.env), "group": lost.label}
+        yield from ({**common, **_lost_columns(run)} for run in lost.lost)
+        yield {**common, "row": "group", "n": 0, "planned": len(lost.lost)}
     for game in comparison.games:
         yield from (_test(game.game, pair) for pair in game.pairs if pair.welch is not None)
     across = comparison.across
@@ -241,6 +265,11 @@ def _rows(comparison: Comparison) -> Iterator[Row]:
             if pair.welch is not None:
                 scores = pair._replace(metric=f"{pair.metric}_normalised")
                 yield _test(", ".join(across.games), scores)
+
+
+def _lost_columns(run: LostRun) -> Row:
+    names = {"algorithm": run.algorithm, "mode": run.mode, "run": run.path, "seed": run.seed}
+    return {"row": "run", "n": 0, **names, "status": "lost", "notes": run.reason}
 
 
 def _run(result: GroupResult, index: int) -> Row:
@@ -254,7 +283,7 @@ def _run(result: GroupResult, index: int) -> Row:
 
 
 def _group_columns(result: GroupResult) -> Row:
-    row: Row = {"row": "group", "n": len(result.group.runs)}
+    row: Row = {"row": "group", "n": len(result.group.runs), "planned": result.group.planned}
     for key, found in result.estimates.items():
         if found is not None:
             row |= {key: _number(found.mean), f"{key}_n": found.n, f"{key}_std": _number(found.std)}

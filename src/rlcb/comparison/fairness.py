@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from rlcb.comparison.folders import Logged, logged
 from rlcb.comparison.groups import APART, Group, game_name, parts_of, variant_settings
+from rlcb.comparison.lost import LostRun
 from rlcb.comparison.runs import Run, as_number, dig
 from rlcb.processes.machine_load import BUSY_PERCENT
 from rlcb.text import counted
@@ -40,9 +41,8 @@ class Difference(NamedTuple):
     text: str
 
 
-def differences(groups: Sequence[Group], skipped: Sequence[tuple[Any, str]] = ()) -> list[Difference]:
-    """Return all differences between the runs of the groups; `skipped` holds (path, reason) of runs that were
-    left out."""
+def differences(groups: Sequence[Group], skipped: Sequence[LostRun] = ()) -> list[Difference]:
+    """Return all differences between the runs of the groups; `skipped` are the runs that were left out."""
     checks: tuple[Callable[[Sequence[Group]], Iterator[Difference]], ...] = (
         _games,
         _settings,
@@ -56,8 +56,8 @@ def differences(groups: Sequence[Group], skipped: Sequence[tuple[Any, str]] = ()
     )
     found = [difference for check in checks for difference in check(groups)]
     reasons: dict[str, list[str]] = {}
-    for path, reason in skipped:
-        reasons.setdefault(reason, []).append(str(path))
+    for lost in skipped:
+        reasons.setdefault(lost.reason, []).append(str(lost.path))
     left_out = [f"{', '.join(paths)}: {reason}" for reason, paths in reasons.items()]
     return found + ([Difference("runs left out", "; ".join(left_out))] if left_out else [])
 

@@ -9,12 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from rlcb.comparison.analysis import Comparison, GameResult, Pair
-from rlcb.comparison.format import p_text, window_text, with_interval
-from rlcb.comparison.metrics import BY_KEY, TIME_AXES
-from rlcb.comparison.statistics import ENOUGH, IntervalEstimate, rising
+from rlcb.comparison.fairness import TOLERANCE
+from rlcb.comparison.format import listed, p_text, window_text, with_interval
+from rlcb.comparison.metrics import BY_KEY, EVALUATIONS, TIME_AXES
+from rlcb.comparison.runs import as_number, dig
+from rlcb.comparison.statistics import IntervalEstimate
+from rlcb.comparison.warnings import SIGNIFICANCE
+from rlcb.config.games import procgen_game
 from rlcb.rl.statistics import WINDOW
-
-SIGNIFICANCE = 0.05
+from rlcb.text import counted, duration_text
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def rank_in_game(game: GameResult, metric: str) -> Ranking | None:
     found = {result.group.label: result.estimates.get(metric) for result in game.groups}
     means = {label: each.mean for label, each in found.items() if each is not None}
     pairs = [pair for pair in game.pairs if pair.metric == metric]
-    return rank(metric, means, pairs, BY_KEY[metric].better or 1, list(found))
+    return rank(metric, means, pairs, BY_KEY[metric].better or 1, list(game.planned))
 
 
 def rank_over_games(comparison: Comparison, metric: str) -> Ranking | None:
@@ -89,35 +92,48 @@ def rank_over_games(comparison: Comparison, metric: str) -> Ranking | None:
     return rank(metric, means, pairs, labels=comparison.labels)
 
 
+Estimates = Mapping[str, IntervalEstimate | None]
+
+
 class Finding(NamedTuple):
-    """One result in words: the place (game and time axis), the claim, and the numbers behind it."""
+    """One result in words: the place (game and time axis), the claim, the numbers behind it, the runs and
+    episodes that it rests on, and a caution if seeds are missing."""
 
     place: str
     claim: str
     detail: str
+    basis: str = ""
+    caution: str = ""
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.claim}.{f' {self.detail}' if self.detail else ''}"
+        return " ".join(filter(None, [f"{self.place}: {self.claim}.", self.detail, self.basis, self.caution]))
 
 
 def findings(comparison: Comparison) -> list[Finding]:
-    """Return all findings: over games, then for each game at equal wall clock and equal timesteps, then
-    speed."""
+    """Return all findings: over games, then for each game, then speed.
+
+    The return on unseen levels at the end of training comes first, then the training return at equal wall
+    clock and at equal timesteps.
+    """
     found = []
     if comparison.across is not None and len(comparison.across.games) > 1:
+        found += _over_games(comparison, "test_return", "unseen levels")
         for time_axis in reversed(TIME_AXES):
-            found += _over_games(comparison, f"return_at_{time_axis.key}", time_axis.title)
+            found += _over_games(comparison, f"return_at_{time_axis.key}", f"training at {time_axis.title}")
     for game in comparison.games:
+        found += _of_evaluations(game)
         for time_axis in reversed(TIME_AXES):
             metric, window = f"return_at_{time_axis.key}", game.windows[time_axis.key]
             ranking = rank_in_game(game, metric)
+            place = f"{game.game}, training at {time_axis.title}"
             if ranking is None or window is None:
-                found.append(Finding(f"{game.game}, {time_axis.title}", "no return can be compared", ""))
+                found.append(Finding(place, "no return can be compared", ""))
                 continue
-            place = f"{game.game}, {time_axis.title} ({window_text(time_axis, window.end)})"
-            estimates = {result.group.label: result.estimates[metric] for result in game.groups}
-            sizes = {result.group.label: len(result.group.runs) for result in game.groups}
-            found.append(finding(place, "return", ranking, estimates, sizes))
+            place += f" ({window_text(time_axis, window.end)})"
+            episodes = f"the last {WINDOW} episodes of each"
+            found.append(
+                finding(place, "return", ranking, estimates_of(game, metric), game.planned, episodes)
+            )
     return [*found, *(_speed(game, comparison.baseline) for game in comparison.games)]
 
 
@@ -126,48 +142,120 @@ def headline(comparison: Comparison) -> list[str]:
     return [str(each) for each in findings(comparison)]
 
 
+def estimates_of(game: GameResult, metric: str) -> Estimates:
+    """Return the estimates of a metric by group."""
+    return {result.group.label: result.estimates[metric] for result in game.groups}
+
+
+def _of_evaluations(game: GameResult) -> list[Finding]:
+    """Return the finding about the evaluations of the final checkpoints; none without evaluations."""
+    ranking = rank_in_game(game, game.evaluated) if game.evaluated else None
+    if ranking is None:
+        return []
+    place = f"{game.game}, {evaluated_on(game)} after {effort(game)[0]}"
+    estimates = estimates_of(game, ranking.metric)
+    return [finding(place, "return", ranking, estimates, game.planned, f"{episodes_of(game)} a seed")]
+
+
+def evaluated_on(game: GameResult) -> str:
+    """Return what the evaluations of a game played: unseen levels, all levels, or `evaluation`."""
+    if procgen_game(game.groups[0].group.env) is None:
+        return "evaluation"
+    return EVALUATIONS[game.evaluated or "test_return"]
+
+
+def episodes_of(game: GameResult) -> str:
+    """Return the number of evaluation episodes on each set of levels: `50 episodes`, `20 to 50 episodes`."""
+    split = {"test_return": "test", "full_return": "full"}[game.evaluated or "test_return"]
+    runs = [run for result in game.groups for run in result.group.runs]
+    found = [as_number(dig(run.evaluation, f"splits.{split}.episodes")) for run in runs]
+    known = sorted(int(each) for each in found if each == each)
+    if not known:
+        return "an unknown number of episodes"
+    return counted(known[-1], "episode") if known[0] == known[-1] else f"{known[0]} to {known[-1]} episodes"
+
+
+def effort(game: GameResult) -> tuple[str, bool]:
+    """Return the budget that the runs of a game used, and whether all used the same.
+
+    The text is `10.0 minutes`, or `1M timesteps` if only the timesteps are equal, or the range of times.
+    """
+    runs = [run for result in game.groups for run in result.group.runs]
+    runs = [run for run in runs if run.completed] or runs
+
+    def span(key: str) -> tuple[float, float]:
+        values = np.array([run.number(key) for run in runs])
+        return float(np.nanmin(values)), float(np.nanmax(values))
+
+    (low, high), (least, most) = span("duration_hours"), span("total_timesteps")
+    if high - low <= TOLERANCE * high:
+        return duration_text(1800 * (low + high)), True
+    if most - least <= TOLERANCE * most:
+        return window_text(TIME_AXES[0], most), True
+    return f"{duration_text(3600 * low)} to {duration_text(3600 * high)}", False
+
+
+def seeds_text(counts: Sequence[int]) -> str:
+    """Return numbers of seeds as `3 seeds each`, `3 seeds` (one group), `4 and 2 seeds` or `2 to 4 seeds`."""
+    low, high = min(counts), max(counts)
+    if low != high:
+        return f"{counts[0]} and {counts[1]} seeds" if len(counts) == 2 else f"{low} to {high} seeds"
+    return counted(low, "seed") + (" each" if len(counts) > 1 else "")
+
+
 def _over_games(comparison: Comparison, metric: str, title: str) -> list[Finding]:
     ranking = rank_over_games(comparison, metric)
     if ranking is None or comparison.across is None:
         return []
-    estimates = {label: each.mean for label, each in comparison.across.scores[metric].items()}
+    estimates = scores_of(comparison, metric)
+    place = f"Over {len(comparison.across.games)} games, {title}"
+    games = f"on {listed(comparison.across.games)}"
+    return [finding(place, "normalised score", ranking, estimates, planned_over_games(comparison), games)]
+
+
+def scores_of(comparison: Comparison, metric: str) -> Estimates:
+    """Return the means over games of a normalised score by variant; None for variants without a value."""
+    scores = comparison.across.scores[metric] if comparison.across is not None else {}
+    return {label: scores[label].mean if label in scores else None for label in comparison.labels}
+
+
+def planned_over_games(comparison: Comparison) -> dict[str, int]:
+    """Return the number of runs that each variant should have in the games with scores."""
     sizes: dict[str, int] = {}
     for game in comparison.games:
-        for result in game.groups if game.game in comparison.across.games else []:
-            sizes[result.group.label] = sizes.get(result.group.label, 0) + len(result.group.runs)
-    place = f"Over {len(comparison.across.games)} games, {title}"
-    return [finding(place, "normalised score", ranking, dict(estimates), sizes)]
+        if comparison.across is not None and game.game in comparison.across.games:
+            for label, planned in game.planned.items():
+                sizes[label] = sizes.get(label, 0) + planned
+    return sizes
 
 
 def finding(
-    place: str,
-    what: str,
-    ranking: Ranking,
-    estimates: Mapping[str, IntervalEstimate | None],
-    sizes: Mapping[str, int],
+    place: str, what: str, ranking: Ranking, estimates: Estimates, planned: Mapping[str, int], episodes: str
 ) -> Finding:
     """Put a ranking into words that claim no more than its tests show.
 
-    `sizes` holds the number of runs of each group, to show how many runs have no value.
+    `planned` holds the number of runs that each group should have, and `episodes` says what each value is of.
     """
 
     def named(label: str) -> str:
         return f"{label} ({figure(label)})"
 
     def figure(label: str) -> str:
-        found = estimates[label]
+        found = estimates.get(label)
         if found is None:
             return ""
-        n = f"n={found.n}" if found.n == sizes[label] else f"n={found.n} of {sizes[label]}"
+        n = f"n={found.n}" if found.n == planned[label] else f"n={found.n} of {planned[label]}"
         return f"{with_interval(BY_KEY[ranking.metric], found)}, {n}"
 
+    seeds = seeds_text([each.n for each in estimates.values() if each is not None])
+    basis, caution = f"Rests on {seeds}, {episodes}.", missing_seeds(estimates, planned)
     without = _without(ranking.missing)
     if ranking.runner_up is None:
         detail = f"Mean {what} {figure(ranking.leader)}{without}."
-        return Finding(place, f"only {ranking.leader} has a value", detail)
+        return Finding(place, f"only {ranking.leader} has a value", detail, basis, caution)
     if ranking.tied:
-        equal = _listed([named(label) for label in (ranking.leader, *ranking.tied)])
-        return Finding(place, "no winner", f"{equal} have the same mean {what}{without}.")
+        equal = listed([named(label) for label in (ranking.leader, *ranking.tied)])
+        return Finding(place, "no winner", f"{equal} have the same mean {what}{without}.", basis, caution)
     among = f" of the {len(ranking.beaten) + 1} groups with a value" if ranking.missing else ""
     claim = (
         f"{ranking.leader} is best{among}" if ranking.won else f"no clear winner; {ranking.leader} is ahead"
@@ -176,91 +264,62 @@ def finding(
     if ranking.beaten:
         largest_p = max(p for _, p in ranking.beaten)
         parts.append(
-            f"higher than {_listed([named(label) for label, _ in ranking.beaten])} ({p_text(largest_p)})"
+            f"higher than {listed([named(label) for label, _ in ranking.beaten])} ({p_text(largest_p)})"
         )
     if ranking.open:
-        parts.append(f"not distinguishable from {_listed([named(label) for label in ranking.open])}")
+        parts.append(f"not distinguishable from {listed([named(label) for label in ranking.open])}")
     if ranking.untested:
-        names = _listed([named(label) for label in ranking.untested])
+        names = listed([named(label) for label in ranking.untested])
         parts.append(f"no test against {names}: a test needs two seeds each and some variance")
-    return Finding(place, claim, f"Mean {what} {figure(ranking.leader)}; {'; '.join(parts)}{without}.")
+    detail = f"Mean {what} {figure(ranking.leader)}; {'; '.join(parts)}{without}."
+    return Finding(place, claim, detail, basis, caution)
+
+
+def missing_seeds(estimates: Estimates, planned: Mapping[str, int]) -> str:
+    """Return the caution that names the groups with fewer seeds than planned; empty if there are none.
+
+    Groups that have runs but no value of this metric (None in `estimates`) are not counted.
+    """
+    counts = {label: each.n for label, each in estimates.items() if each is not None}
+    counts |= {label: 0 for label in planned if label not in estimates}
+    short = [f"{label} has {n} of {planned[label]}" for label, n in counts.items() if n < planned[label]]
+    return f"Lost seeds bias this: {listed(short)}." if short else ""
 
 
 def _without(labels: Sequence[str]) -> str:
-    return f"; no value for {_listed(labels)}" if labels else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) > 4:
-        return f"{', '.join(names[:3])} and {len(names) - 3} others"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"; no value for {listed(labels)}" if labels else ""
 
 
 def _speed(game: GameResult, baseline: str) -> Finding:
     """Return the finding about speed: the fastest group compared with the baseline."""
     place, metric = f"{game.game}, speed", BY_KEY["speedup"]
+    fps = estimates_of(game, "average_fps")
+    caution = missing_seeds(fps, game.planned)
     known = [(result, each) for result in game.groups if (each := result.estimates["speedup"]) is not None]
     if not known:
         fastest = rank_in_game(game, "average_fps")
         claim = f"{fastest.leader} was fastest" if fastest else "not recorded"
-        return Finding(place, claim, f"{baseline}, the baseline, has no value in this game.")
-    absent = [result.group.label for result in game.groups if result.estimates["speedup"] is None]
+        detail = f"{baseline}, the baseline, has no value in this game."
+        return Finding(place, claim, detail, "", caution)
+    absent = [label for label in game.planned if label not in [r.group.label for r, _ in known]]
     without = _without(absent)
     result, best = max(known, key=lambda pair: pair[1].mean)
     label = result.group.label
+    basis = f"Rests on {seeds_text([each.n for each in fps.values() if each is not None])}."
     if label == baseline:
         others = "no group is" if len(game.groups) > 1 else "there is no group"
-        detail = f"No value for {_listed(absent)}." if absent else ""
-        return Finding(place, f"{others} faster than {baseline}", detail)
+        detail = f"No value for {listed(absent)}." if absent else ""
+        return Finding(place, f"{others} faster than {baseline}", detail, basis, caution)
     pairs = [each for each in game.pairs if each.metric == "average_fps"]
     pair = next(each for each in pairs if {each.first, each.second} == {label, baseline})
-    runs = "one run each" if max(pair.counts) < 2 else f"n={pair.counts[0]} and {pair.counts[1]}"
-    factor = with_interval(metric, best)
-    detail = f"{factor} the timesteps per second of {baseline} ({runs})"
+    detail = f"{with_interval(metric, best)} the timesteps per second of {baseline}"
     if pair.p_adjusted is None:
-        return Finding(place, f"{label} was fastest", f"{detail}; no test is possible{without}.")
+        detail += f"; no test is possible{without}."
+        return Finding(place, f"{label} was fastest", detail, basis, caution)
     p = p_text(pair.p_adjusted)
     if pair.p_adjusted < SIGNIFICANCE:
-        return Finding(place, f"{label} is faster than {baseline}", f"{detail}, {p}{without}.")
-    claim = f"no clear difference; {label} is ahead"
-    return Finding(place, claim, f"{detail}; not distinguishable from equal speed ({p}){without}.")
-
-
-def data_warnings(comparison: Comparison) -> list[str]:
-    """Return warnings about results that rest on few seeds or few episodes."""
-    found = _early(comparison)
-    smallest = min(len(result.group.runs) for result in comparison.results)
-    if smallest < 2:
-        found.append(
-            "Some groups have one seed: they have no standard deviation and no interval, and a difference "
-            "from them can be chance."
-        )
-    if any(2 <= len(result.group.runs) < ENOUGH for result in comparison.results):
-        found.append(
-            f"With fewer than {ENOUGH} seeds, bootstrap intervals are too narrow; claims here rest on "
-            f"Welch's test, adjusted by Holm's method, at p < {SIGNIFICANCE}."
-        )
-    return found
-
-
-def _early(comparison: Comparison) -> list[str]:
-    """Return a warning if returns are compared where runs had finished fewer than 100 episodes."""
-    few = []
-    for game, result in [(each, result) for each in comparison.games for result in each.groups]:
-        windows = game.windows
-        for run in result.group.runs:
-            x, episodes = rising(run.series["timesteps"], run.series["rollout/episodes"])
-            window = windows["timesteps"]
-            if (
-                window is not None
-                and x.size
-                and window.end >= x[0]
-                and np.interp(window.end, x, episodes) < WINDOW
-            ):
-                few.append(run.path.name)
-    if not few:
-        return []
-    return [
-        f"At equal timesteps {_listed(few)} had finished fewer than {WINDOW} episodes: returns are means of "
-        "few episodes, and short ones finish first."
-    ]
+        claim, detail = f"{label} is faster than {baseline}", f"{detail}, {p}{without}."
+    else:
+        claim = f"no clear difference; {label} is ahead"
+        detail = f"{detail}; not distinguishable from equal speed ({p}){without}."
+    return Finding(place, claim, detail, basis, caution)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlcb.comparison.runs import RECORD_FILE, ROWS_FILE, Run, as_number, dig
+from rlcb.comparison.lost import RECORD_FILE, LostRun
+from rlcb.comparison.runs import ROWS_FILE, Run, as_number, dig
 from rlcb.errors import UsageError
 from rlcb.training.run_folder import CONFIG_FILE, STUDY_CONFIGS, STUDY_FILE, STUDY_LOG_FILE
 
@@ -26,14 +27,14 @@ class Found:
 
     runs: list[tuple[int, Path]] = field(default_factory=list)
     """(index of the pattern, folder), each folder once."""
-    left_out: list[tuple[Path, str]] = field(default_factory=list)
-    """(path, reason): folders without a run, and runs that a study should have."""
+    left_out: list[LostRun] = field(default_factory=list)
+    """Folders without a run, and runs that a study should have."""
     studies: set[Path] = field(default_factory=set)
     """Resolved folders of the studies that are covered as a whole."""
 
 
-MissingRuns = Callable[[Path, Collection[Path]], list[tuple[Path, str]]]
-"""Maps a study's folder and the resolved folders of the runs that exist to (folder, reason) of the others."""
+MissingRuns = Callable[[Path, Collection[Path]], list[LostRun]]
+"""Maps a study's folder and the resolved folders of the runs that exist to the other planned runs."""
 
 
 def find_runs(patterns: Sequence[str], missing_runs: MissingRuns) -> Found:
@@ -54,13 +55,17 @@ def find_runs(patterns: Sequence[str], missing_runs: MissingRuns) -> Found:
             empty.append(path)
         for run in runs:
             places.setdefault(run.resolve(), (index, run))
-    left_out = {path.resolve(): (path, "no run in it") for path in empty}
+    left_out = {path.resolve(): LostRun(path, "no run in it") for path in empty}
     for root in studies.values():
-        left_out |= {path.resolve(): (path, reason) for path, reason in missing_runs(root, places)}
+        left_out |= {lost.path.resolve(): lost for lost in missing_runs(root, places)}
     if not places:
         raise UsageError(
             f"no run in {_some(patterns)}: give the folder of a run, or a folder above several"
-            + (f" ({_some([f'{path}: {reason}' for path, reason in left_out.values()])})" if studies else "")
+            + (
+                f" ({_some([f'{lost.path}: {lost.reason}' for lost in left_out.values()])})"
+                if studies
+                else ""
+            )
         )
     return Found(list(places.values()), list(left_out.values()), set(studies))
 

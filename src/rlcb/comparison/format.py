@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rlcb.comparison.metrics import Metric, ThresholdResult, TimeAxis
 from rlcb.comparison.statistics import IntervalEstimate
@@ -20,13 +21,15 @@ def value_text(metric: Metric, value: float | None) -> str:
 
 
 def spread_text(metric: Metric, found: IntervalEstimate | None) -> str:
-    """Return mean and sample standard deviation over seeds: `7.10 ± 0.31`; `± n/a` for one seed."""
+    """Return mean and sample standard deviation over seeds, `7.10 ± 0.31`; only the value for one seed."""
     if found is None:
         return MISSING
     if metric.key in ("speedup", "efficiency_gain"):  # ratios of means have an interval only
         sign = "+" if metric.key == "efficiency_gain" and found.mean > 0 else ""
         return sign + value_text(metric, found.mean) + metric.unit
-    return f"{value_text(metric, found.mean)} ± {value_text(metric, found.std)}"
+    return value_text(metric, found.mean) + (
+        "" if found.std is None else f" ± {value_text(metric, found.std)}"
+    )
 
 
 def interval_text(metric: Metric, found: IntervalEstimate | None) -> str:
@@ -36,10 +39,24 @@ def interval_text(metric: Metric, found: IntervalEstimate | None) -> str:
     return f"[{value_text(metric, found.low)}, {value_text(metric, found.high)}]"
 
 
+def interval_words(metric: Metric, low: float | None, high: float | None) -> str:
+    """Return `95 % interval 0.80 to 3.90`; empty without an interval."""
+    if low is None or high is None:
+        return ""
+    return f"95 % interval {value_text(metric, low)} to {value_text(metric, high)}"
+
+
 def with_interval(metric: Metric, found: IntervalEstimate) -> str:
     """Return mean and interval: `7.10 [6.80, 7.40]`."""
     unit = metric.unit if metric.unit in ("×", "%") else ""
     return " ".join(filter(None, [value_text(metric, found.mean) + unit, interval_text(metric, found)]))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as `A, B and C`; of more than four the first three and the number of the others."""
+    if len(names) > 4:
+        return f"{', '.join(names[:3])} and {len(names) - 3} others"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def p_text(p: float | None) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlcb.comparison.lost import LostRun
 from rlcb.comparison.runs import Run
 from rlcb.config.algorithms import ALGORITHMS, MODES
 from rlcb.config.games import procgen_game
@@ -55,6 +56,13 @@ class Group:
     """The label of the variant, which is equal in every game."""
     env: str
     runs: tuple[Run, ...]
+    lost: tuple[LostRun, ...] = ()
+    """Further runs of the group that left no usable results."""
+
+    @property
+    def planned(self) -> int:
+        """The number of seeds that the group should have, with the lost ones."""
+        return len(self.runs) + len(self.lost)
 
     @property
     def game(self) -> str:
@@ -78,6 +86,14 @@ class Group:
     def name(self) -> str:
         """Label and environment; the name seeds the bootstrap of the group's intervals."""
         return f"{self.label} | {self.env}"
+
+
+class LostGroup(NamedTuple):
+    """A variant in one game of which no run left usable results."""
+
+    label: str
+    env: str
+    lost: tuple[LostRun, ...]
 
 
 class Part(NamedTuple):
@@ -125,8 +141,12 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def variant_settings(run: Run) -> dict[str, Any]:
     """Return the settings that define the variant of a run, by dotted key."""
-    kept = {key: value for key, value in flat(run.record["config"]) if key not in APART}
-    return {**kept, "algorithm": run.algorithm, "mode": run.mode}
+    return _variant(run.record["config"], run.algorithm, run.mode)
+
+
+def _variant(config: Mapping[str, Any], algorithm: str, mode: str) -> dict[str, Any]:
+    kept = {key: value for key, value in flat(config) if key not in APART}
+    return {**kept, "algorithm": algorithm, "mode": mode}
 
 
 def machine_of(run: Run) -> str:
@@ -165,6 +185,47 @@ def group_runs(runs: Sequence[tuple[int, Run]]) -> list[Group]:
         for run in members:
             groups.setdefault((label, run.env), []).append(run)
     return [Group(label, env, tuple(members)) for (label, env), members in groups.items()]
+
+
+def with_lost(groups: Sequence[Group], lost: Sequence[LostRun]) -> tuple[list[Group], list[LostGroup]]:
+    """Add lost runs to their groups; return the groups, and the groups that lost all of their runs.
+
+    A lost run belongs to the group of its algorithm, mode and game with its settings, or with a run in the
+    same folder. A run whose seed the group has from another run is not lost. Runs whose folder does not tell
+    what they are belong to no group.
+    """
+    added: dict[int, dict[int | None, LostRun]] = {}
+    whole: dict[tuple[str, str], dict[int | None, LostRun]] = {}
+    for run in lost:
+        if run.algorithm is None or run.mode is None or run.env is None:
+            continue
+        index = _group_of(run, groups)
+        if index is None:
+            label = f"{algorithm_name(run.algorithm)} {run.mode}"
+            if any(group.label == label for group in groups if group.env == run.env):
+                label += ", other settings"
+            whole.setdefault((label, run.env), {})[run.seed] = run
+        elif all(run.seed != other.seed for other in groups[index].runs):
+            added.setdefault(index, {})[run.seed] = run
+    kept = [replace(g, lost=tuple(added.get(index, {}).values())) for index, g in enumerate(groups)]
+    return kept, [LostGroup(label, env, tuple(runs.values())) for (label, env), runs in whole.items()]
+
+
+def _group_of(run: LostRun, groups: Sequence[Group]) -> int | None:
+    """Return the index of the group that a lost run belongs to; None if there is none."""
+    alike = [
+        i for i, g in enumerate(groups) if (g.algorithm, g.mode, g.env) == (run.algorithm, run.mode, run.env)
+    ]
+    beside = [
+        i for i in alike if any(r.path.resolve().parent == run.path.resolve().parent for r in groups[i].runs)
+    ]
+    if run.config is None:
+        found = beside or (alike if len(alike) == 1 else [])
+    else:
+        settings = _variant(run.config, str(run.algorithm), str(run.mode))
+        found = [i for i in alike if variant_settings(groups[i].runs[0]) == settings]
+        found = found or (beside if len(beside) == 1 else [])
+    return found[0] if found else None
 
 
 def _disambiguate(runs: list[Run]) -> list[tuple[dict[str, Any], list[Run]]]:

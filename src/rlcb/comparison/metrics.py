@@ -93,6 +93,8 @@ TESTED = (
     "final_fps",
     "peak_memory_gb",
 )
+EVALUATIONS = {"test_return": "unseen levels", "full_return": "all levels"}
+"""The evaluation that a finding uses, the first that exists, with the levels that it plays."""
 # Returns that are normalised over games as well.
 NORMALISED = (
     "return_at_timesteps",

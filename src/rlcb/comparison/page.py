@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from rlcb.comparison.analysis import Comparison, GameResult
+from rlcb.comparison.answer import answer
 from rlcb.comparison.curves import SMOOTH_SHARE, Panel, common_seeds, smoothed
 from rlcb.comparison.exports import curve_data, rounded
 from rlcb.comparison.fairness import HARDWARE, SOFTWARE, show, total_threads
@@ -29,13 +30,14 @@ from rlcb.comparison.tables import (
     Table,
     across_table,
     is_number_column,
+    overview_table,
     pairs_table,
     phase_shares,
     phases_table,
     results_table,
     runs_table,
 )
-from rlcb.comparison.text_report import all_warnings
+from rlcb.comparison.warnings import warning_texts
 from rlcb.files import strict_json
 from rlcb.text import counted, tick_text
 
@@ -88,7 +90,8 @@ def page(comparison: Comparison, panels: dict[str, list[Panel]]) -> str:
             data=_embedded(json.dumps(strict_json(data), separators=(",", ":"))),
             facts=_facts(comparison),
             findings=findings(comparison),
-            warnings=all_warnings(comparison),
+            answer=answer(comparison),
+            warnings=warning_texts(comparison),
             fairness=comparison.fairness,
             sections=sections,
             few_groups=len(comparison.labels) <= MAX_LABELS,
@@ -100,7 +103,7 @@ def page(comparison: Comparison, panels: dict[str, list[Panel]]) -> str:
             differing=differing,
             equal=equal,
             runs=runs_table(comparison),
-            skipped=[f"{path}: {reason}" for path, reason in comparison.skipped],
+            skipped=[f"{lost.path}: {lost.reason}" for lost in comparison.skipped],
             methods=methods(comparison),
         )
     )
@@ -135,6 +138,7 @@ def _game(
     mean = "mean over seeds" if seeds is None else f"mean of n={counted(seeds, 'seed')}"
     return {
         "title": game.game,
+        "overview": overview_table(game),
         "forests": [
             forest(game, time_axis, window)
             for time_axis in reversed(TIME_AXES)

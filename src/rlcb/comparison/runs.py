@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 from pydantic_core import from_json
 
+from rlcb.comparison.lost import RECORD_FILE
 from rlcb.comparison.statistics import Values
 from rlcb.config.yaml_file import read_config_file
 from rlcb.cpu import usable_cores
 from rlcb.errors import UsageError
 from rlcb.training.run_folder import CONFIG_FILE
 
-RECORD_FILE, ROWS_FILE, COLUMNS_FILE = "benchmark_metrics.json", "metrics.jsonl", "metrics.json"
+ROWS_FILE, COLUMNS_FILE = "metrics.jsonl", "metrics.json"
 PARTS = ("hardware", "software", "performance", "resource_usage")  # parts of a record: dictionaries or null
 MANY_BYTES, MAX_WORKERS = 100 * 2**20, 8
 
@@ -278,8 +279,11 @@ COLUMNS = (
     "time/elapsed_seconds",
     "time/fps",
     "rollout/ep_reward_mean",
+    "rollout/ep_reward_std",
+    "rollout/ep_length_mean",
     "rollout/episodes",
     "train/policy_loss",
+    "train/entropy",
     "system/memory_gb",
     "system/cpu_percent",
 )

@@ -141,6 +141,11 @@ class Welch(NamedTuple):
     degrees: float
     p: float
 
+    @property
+    def error(self) -> float:
+        """The standard error of the difference."""
+        return (self.high - self.low) / 2 / float(special.stdtrit(self.degrees, (1 + CONFIDENCE) / 2))
+
 
 def welch(first: ArrayLike, second: ArrayLike) -> Welch | None:
     """Run Welch's t-test of equal means (two-sided, unequal variances).
@@ -170,6 +175,51 @@ def welch_over_games(strata: Sequence[Values]) -> Welch | None:
     half_width = float(special.stdtrit(degrees, (1 + CONFIDENCE) / 2)) * error
     p = 2 * float(special.stdtr(degrees, -abs(t)))
     return Welch(difference, difference - half_width, difference + half_width, t, degrees, p)
+
+
+class Sample(NamedTuple):
+    """The size of a sample, its mean, and its standard deviation with n - 1."""
+
+    mean: float
+    std: float
+    n: int
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return self.std / math.sqrt(self.n)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the mean by Student's t; needs n of at least 2."""
+        half = float(special.stdtrit(self.n - 1, (1 + CONFIDENCE) / 2)) * self.error
+        return self.mean - half, self.mean + half
+
+
+def difference_p(first: Sample, second: Sample) -> float:
+    """Return the two-sided p of Welch's t-test from summaries of two samples, each with n of at least 2.
+
+    Without variance p is 1 for equal means and 0 for others.
+    """
+    errors = first.error**2, second.error**2
+    if sum(errors) == 0:
+        return float(first.mean == second.mean)
+    degrees = sum(errors) ** 2 / (errors[0] ** 2 / (first.n - 1) + errors[1] ** 2 / (second.n - 1))
+    return 2 * float(special.stdtr(degrees, -abs(first.mean - second.mean) / math.sqrt(sum(errors))))
+
+
+POWER = 0.8
+
+
+def detectable_difference(error: float, degrees: float, tests: int = 1, level: float = 0.05) -> float:
+    """Return the smallest true difference that a two-sided t-test detects with a probability of POWER.
+
+    `error` is the standard error of the difference; for two groups of n runs with standard deviation s it is
+    s * sqrt(2 / n), with 2 n - 2 degrees of freedom. `tests` is the number of tests that Holm's method
+    adjusts for: the smallest p must be below `level` / `tests`. Inverts the noncentral t distribution.
+    """
+    needed = float(special.stdtrit(degrees, 1 - level / tests / 2))
+    return float(special.nctdtrinc(degrees, 1 - POWER, needed)) * error
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

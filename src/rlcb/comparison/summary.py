@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rlcb.comparison.analysis import Comparison, GameResult, GroupResult, Pair
+from rlcb.comparison.answer import answer
 from rlcb.comparison.fairness import by_value, show
 from rlcb.comparison.findings import Ranking, headline, rank_in_game, rank_over_games
 from rlcb.comparison.format import (
@@ -23,7 +24,9 @@ from rlcb.comparison.methods import methods
 from rlcb.comparison.metrics import BY_KEY, NORMALISED, TESTED, TO_THRESHOLD, Metric
 from rlcb.comparison.runs import Run
 from rlcb.comparison.tables import threshold_name
-from rlcb.comparison.text_report import WIDTH, all_warnings, unfairness
+from rlcb.comparison.text_report import WIDTH, bullets, unfairness
+from rlcb.comparison.warnings import warning_texts
+from rlcb.text import counted
 
 NAME_WIDTH = 44  # width of the column of names
 SETTINGS = (
@@ -80,21 +83,15 @@ def summary(comparison: Comparison) -> str:
     if comparison.across is not None and len(comparison.across.games) > 1:
         title = f"WINNERS OVER {len(comparison.across.games)} GAMES: mean of normalised scores"
         lines += ["", *_section(title, _winners_over_games(comparison))]
-    lines += ["", *_section("NOT EQUAL BETWEEN THESE RUNS", _points(unfairness(comparison)))]
-    lines += ["", *_section("CONCLUSION", _points([*headline(comparison), *all_warnings(comparison)]))]
-    lines += ["", *_section("HOW THE FIGURES WERE MADE", _points([*methods(comparison), MARGINS]))]
+    lines += ["", *_section("NOT EQUAL BETWEEN THESE RUNS", bullets(unfairness(comparison)))]
+    said = [answer(comparison), *headline(comparison), *warning_texts(comparison)]
+    lines += ["", *_section("CONCLUSION", bullets(said))]
+    lines += ["", *_section("HOW THE FIGURES WERE MADE", bullets([*methods(comparison), MARGINS]))]
     return "\n".join(lines)
 
 
-def _section(title: str, lines: Iterator[str]) -> list[str]:
+def _section(title: str, lines: Iterable[str]) -> list[str]:
     return [title, "-" * len(title), *lines]
-
-
-def _points(items: list[str]) -> Iterator[str]:
-    for item in items:
-        yield from textwrap.wrap(
-            item, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
-        )
 
 
 def _field(name: str, value: str, indent: int = 0) -> Iterator[str]:
@@ -142,14 +139,17 @@ def _settings(comparison: Comparison) -> Iterator[str]:
 def _runs(game: GameResult) -> Iterator[str]:
     for result in game.groups:
         runs = result.group.runs
-        seeds = ", ".join(f"{run.seed}" if run.completed else f"{run.seed} ({run.status})" for run in runs)
-        yield f"{result.group.label}  (n={len(runs)}, seeds {seeds})"
+        seeds = [f"{run.seed}" if run.completed else f"{run.seed} ({run.status})" for run in runs]
+        seeds += [f"{run.seed} (lost)" for run in result.group.lost]
+        yield f"{result.group.label}  (n={len(runs)}, seeds {', '.join(seeds)})"
         for key in RUN_FIGURES:
             name, mean, each = (
                 _time_to_threshold(result, key) if key in TO_THRESHOLD else _figure(result, key)
             )
             if mean:
                 yield from _field(name, each if len(runs) == 1 else f"{mean}; runs: {each}", indent=2)
+    for group in game.lost:
+        yield f"{group.label}  (n=0, all of {counted(len(group.lost), 'seed')} lost)"
 
 
 def _figure(result: GroupResult, key: str) -> tuple[str, str, str]:
@@ -158,7 +158,7 @@ def _figure(result: GroupResult, key: str) -> tuple[str, str, str]:
     if found is None:
         return "", "", ""
     each = ", ".join(value_text(metric, float(value)) for value in result.values[key])
-    n = f"(n={found.n})" if found.n != len(result.group.runs) else ""
+    n = f"(n={found.n} of {result.group.planned})" if found.n != result.group.planned else ""
     parts = [spread_text(metric, found), n, interval_text(metric, found) if metric.better else ""]
     name = f"{metric.title} ({metric.unit})" if metric.unit else metric.title
     return name, " ".join(filter(None, parts)), each

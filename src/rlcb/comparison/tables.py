@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ from rlcb.comparison.metrics import (
 from rlcb.comparison.procgen_scores import NORMALISATION
 from rlcb.comparison.runs import as_number, dig
 from rlcb.comparison.statistics import ENOUGH, IntervalEstimate
-from rlcb.text import counted
+from rlcb.text import count_text, counted
 
 MANY_PAIRS = 6  # with more pairs, tables show only those with the baseline; comparison.json has all
 PHASES = ("env", "inference", "learn", "sync", "wait", "other")
@@ -47,22 +48,81 @@ class Table:
     header: list[str]
     rows: list[list[str]] = field(default_factory=list)
     note: str = ""
+    aligned: bool = False
+    """Whether all columns but the first are right-aligned; otherwise only columns of numbers are."""
 
 
 def is_number_column(table: Table, index: int) -> bool:
     """Return whether a column is right-aligned because all of its cells start like numbers."""
-    return index > 0 and all(row[index][:1] in "0123456789-+<n" for row in table.rows)
+    return index > 0 and (table.aligned or all(row[index][:1] in "0123456789-+<n" for row in table.rows))
+
+
+OVERVIEW = ("average_fps", "speedup", "timesteps", "peak_memory_gb")  # rows below the returns
+STATES = {"unfinished": "killed or running"}
+
+
+def overview_table(game: GameResult) -> Table:
+    """Return the few rows that the terminal shows by default: mean and 95 % interval of each group. Includes
+    the groups that lost all seeds."""
+    note = "mean over seeds [95 % bootstrap interval of the mean]"
+    labels = [result.group.label for result in game.groups]
+    table = Table(f"Results: {game.game}", ["", *labels, *(group.label for group in game.lost)])
+    table.note, table.aligned = note, True
+    empty = [MISSING] * len(game.lost)
+
+    def add(name: str, cells: Sequence[str], lost: Sequence[str] = empty) -> None:
+        table.rows.append([name, *cells, *lost])
+
+    for key in filter(None, (game.evaluated, "return_at_wall_clock")):
+        name = {"test_return": "Unseen levels", "full_return": "Evaluation"}.get(key, "Training return")
+        add(name, [_short_cell(BY_KEY[key], result) for result in game.groups])
+    for key in OVERVIEW:
+        metric = BY_KEY[key]
+        name = (
+            f"{metric.title}, {metric.unit}" if metric.unit == "GB" else metric.title.removeprefix("Average ")
+        )
+        add(name, [_short_cell(metric, result) for result in game.groups])
+    seeds = [f"{sum(run.completed for run in r.group.runs)} of {r.group.planned}" for r in game.groups]
+    add("Seeds", seeds, [f"0 of {len(group.lost)}" for group in game.lost])
+    states = [[STATES.get(r.status, r.status) for r in result.group.runs] for result in game.groups]
+    states = [each + [run.state for run in r.group.lost] for each, r in zip(states, game.groups)]
+    gone = [[run.state for run in group.lost] for group in game.lost]
+    add("Status", [_counted(each) for each in states], [_counted(each) for each in gone])
+    return table
+
+
+def _counted(states: Sequence[str]) -> str:
+    """Return states as `completed`, or with their numbers on a line each if there are several."""
+    counts = Counter(states)
+    return "\n".join(f"{n} {state}" for state, n in counts.items()) if len(counts) > 1 else states[0]
+
+
+def _short_cell(metric: Metric, result: GroupResult) -> str:
+    """Return mean and interval on two lines, with counts in short form and n if seeds are missing."""
+    found = result.estimates[metric.key]
+    if found is None:
+        return MISSING
+    if metric.key == "timesteps":
+        return count_text(float(f"{found.mean:.3g}"))
+    if metric.key == "average_fps":
+        return f"{found.mean:,.0f}"
+    n = f"n={found.n} of {result.group.planned}" if found.n != result.group.planned else ""
+    parts = [value_text(metric, found.mean) + metric.unit * (metric.unit == "×")]
+    parts += [interval_text(metric, found) if metric.key != "peak_memory_gb" else ""]
+    return "\n".join(filter(None, [*parts, n if metric.key not in DERIVED and metric.better > 0 else ""]))
 
 
 def results_table(game: GameResult) -> Table:
     """Return the metrics of a game, one column per group: mean ± standard deviation and 95 % interval."""
     note = "mean ± sample standard deviation over seeds; [95 % bootstrap interval of the mean]"
-    table = Table(f"Results: {game.game}", ["", *(result.group.label for result in game.groups)])
+    table = Table(f"All metrics: {game.game}", ["", *(result.group.label for result in game.groups)])
     if not all(run.completed for result in game.groups for run in result.group.runs):
         note += "; metrics that grow with the length of a run use completed runs only (their number is n)"
     table.note = note
     seeds = [", ".join(str(run.seed) for run in result.group.runs) for result in game.groups]
-    table.rows.append(["Seeds (n)", *(f"n={len(r.group.runs)}\n({s})" for r, s in zip(game.groups, seeds))])
+    sizes = [(len(result.group.runs), result.group.planned) for result in game.groups]
+    counts = [f"n={n}" if n == planned else f"n={n} of {planned}" for n, planned in sizes]
+    table.rows.append(["Seeds (n)", *(f"{n}\n({each})" for n, each in zip(counts, seeds))])
     for metric in METRICS:
         if metric.key in TO_THRESHOLD:
             table.rows += _threshold_row(game, metric)
@@ -85,8 +145,8 @@ def _cell(metric: Metric, result: GroupResult) -> str:
     found = result.estimates[metric.key]
     text = spread_text(metric, found)
     interval = interval_text(metric, found) if metric.better else ""
-    if found is not None and found.n != len(result.group.runs) and metric.key not in DERIVED:
-        text += f" (n={found.n})"
+    if found is not None and found.n != result.group.planned and metric.key not in DERIVED:
+        text += f" (n={found.n} of {result.group.planned})"
     if found is not None and metric.key in OF_WHOLE_RUNS and not any(r.completed for r in result.group.runs):
         text += " (interrupted)"
     return f"{text}\n{interval}" if interval else text

@@ -12,18 +12,22 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from rlcb.comparison.analysis import Comparison
-from rlcb.comparison.findings import data_warnings, headline
+from rlcb.comparison.answer import answer
+from rlcb.comparison.findings import headline
+from rlcb.comparison.format import listed
 from rlcb.comparison.methods import methods
-from rlcb.comparison.reference import reference_table, references, without_reference
+from rlcb.comparison.reference import reference_table, references
 from rlcb.comparison.tables import (
     Table,
     across_table,
     is_number_column,
+    overview_table,
     pairs_table,
     phases_table,
     results_table,
     runs_table,
 )
+from rlcb.comparison.warnings import warning_texts
 
 WIDTH = 80
 NAME_WIDTH, CELL_WIDTH = 28, 24  # largest widths of the first and the other columns: two groups fit into 80
@@ -54,66 +58,67 @@ def further_tables(comparison: Comparison) -> list[Table]:
     return [table for table in [*tables, runs_table(comparison)] if table.rows]
 
 
-def all_warnings(comparison: Comparison) -> list[str]:
-    """Return the warnings about the data, and about requested results that do not exist."""
-    absent = without_reference(comparison) if comparison.options.reference else []
-    found = data_warnings(comparison)
-    if absent:
-        found.append(f"No published figures exist for {', '.join(absent)} (Procgen, easy mode only).")
-    return found
-
-
 def unfairness(comparison: Comparison) -> list[str]:
     if not comparison.fairness:
         return ["No difference was found between the runs but the one being compared."]
     return [f"{each.aspect}: {each.text}" for each in comparison.fairness]
 
 
-def terminal(comparison: Comparison, width: int = WIDTH) -> str:
-    """Return the text for the terminal; `width` is the width of its tables."""
-    return "\n".join(
-        [
-            *_title(TITLE),
-            *_bullets([*headline(comparison), *all_warnings(comparison)]),
-            *(line for table in main_tables(comparison) for line in ["", *layout(table, width)]),
-            *_section("Not equal between these runs", unfairness(comparison)),
+def terminal(comparison: Comparison, full: bool = False) -> str:
+    """Return the text for 80 columns: answer, findings, warnings, short tables; with `full`, everything."""
+    tables = [overview_table(game) for game in comparison.games]
+    if full:
+        tables = [*main_tables(comparison), *further_tables(comparison)]
+    lines = [*_summary(comparison), *_laid_out(tables, WIDTH)]
+    if not full:
+        aspects = listed(list(dict.fromkeys(each.aspect for each in comparison.fairness)) or ["nothing"])
+        lines += [
+            "",
+            *_wrapped(f"Not equal between these runs: {aspects}. Details, tests and more metrics: --full."),
         ]
-    )
+        return "\n".join(lines)
+    return "\n".join([*lines, *_notes(comparison)])
 
 
 def report(comparison: Comparison) -> str:
     """Return comparison_report.txt: all tables and the methods."""
-    further = [line for table in further_tables(comparison) for line in ["", *layout(table, WIDE)]]
-    made = _section("How the figures were made", methods(comparison))
-    return "\n".join([terminal(comparison, WIDE), *further, *made, ""])
+    tables = [*main_tables(comparison), *further_tables(comparison)]
+    return "\n".join([*_summary(comparison), *_laid_out(tables, WIDE), *_notes(comparison), ""])
 
 
-def _title(text: str) -> list[str]:
-    return ["=" * WIDTH, text, "=" * WIDTH]
+def _summary(comparison: Comparison) -> list[str]:
+    """Return the title, the answer, the findings and the warnings."""
+    lines = ["=" * WIDTH, TITLE, "=" * WIDTH, *_wrapped(answer(comparison))]
+    lines += ["", *bullets(headline(comparison))]
+    found = warning_texts(comparison)
+    return [*lines, *(_section("Warnings", found) if found else [])]
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    unequal = _section("Not equal between these runs", unfairness(comparison))
+    return [*unequal, *_section("How the figures were made", methods(comparison))]
+
+
+def _laid_out(tables: Sequence[Table], width: int) -> list[str]:
+    return [line for table in tables for line in ["", *layout(table, width)]]
 
 
 def _section(title: str, items: Sequence[str]) -> list[str]:
-    return ["", title, "-" * len(title), *_bullets(items)]
+    return ["", title, "-" * len(title), *bullets(items)]
 
 
-def _bullets(items: Sequence[str]) -> list[str]:
-    return [
-        line
-        for item in items
-        for line in textwrap.wrap(
-            item, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
-        )
-    ]
+def bullets(items: Sequence[str]) -> list[str]:
+    """Return items as lines of at most 80 columns that begin with a dash."""
+    return [line for item in items for line in _wrapped(item, "- ", "  ")]
+
+
+def _wrapped(text: str, first: str = "", others: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
 
 
 def layout(table: Table, width: int = WIDTH) -> list[str]:
     """Return a table as lines, in as many blocks as fit into `width`; each block repeats the first column."""
-    first = NAME_WIDTH if width < WIDE else WIDE_NAME
-    columns = list(zip(table.header, *table.rows))
-    widths = []
-    for index, column in enumerate(columns):
-        longest = max(len(line) for cell in column for line in cell.split("\n"))
-        widths.append(min(longest, CELL_WIDTH if index else first))
+    widths = _widths(table, width)
     lines = [table.title, "-" * len(table.title)]
     for number, block in enumerate(_blocks(widths, width)):
         # Cells hold names from files: as Text, rich reads no markup in them.
@@ -130,6 +135,20 @@ def layout(table: Table, width: int = WIDTH) -> list[str]:
     if table.note:
         lines += _printed(Text(f"({table.note})"), min(width, PROSE))
     return lines
+
+
+def _widths(table: Table, width: int) -> list[int]:
+    """Return the widths of the columns; headers wrap between words if the table is too wide otherwise."""
+    first = NAME_WIDTH if width < WIDE else WIDE_NAME
+    for separator in ("\n", " "):
+        widths = []
+        for index, column in enumerate(zip(table.header, *table.rows)):
+            longest = max(len(line) for cell in column[1:] for line in cell.split("\n"))
+            longest = max(longest, *(len(part) for part in column[0].split(separator)))
+            widths.append(min(longest, CELL_WIDTH if index else first))
+        if sum(widths) + 2 * len(widths) <= width:
+            break
+    return widths
 
 
 def _printed(content: RenderableType, width: int) -> list[str]:
@@ -153,9 +172,9 @@ def _blocks(widths: Sequence[int], width: int) -> Iterator[list[int]]:
 
 def markdown(comparison: Comparison, picture: str) -> str:
     """Return comparison.md; `picture` is the file name of the plot beside it."""
-    lines = ["# Comparison of runs", ""]
+    lines = ["# Comparison of runs", "", f"**{_escaped(answer(comparison))}**", ""]
     lines += [f"- {_escaped(item)}" for item in headline(comparison)]
-    lines += ["", *(f"> {_escaped(item)}\n>" for item in all_warnings(comparison))]
+    lines += ["", *(f"> {_escaped(item)}\n>" for item in warning_texts(comparison))]
     lines += ["", f"![Comparison]({picture.replace(' ', '%20')})", ""]
     lines += [
         "## Not equal between these runs",
@@ -163,7 +182,8 @@ def markdown(comparison: Comparison, picture: str) -> str:
         *(f"- {_escaped(i)}" for i in unfairness(comparison)),
         "",
     ]
-    for table in [*main_tables(comparison), *further_tables(comparison)]:
+    overviews = [overview_table(game) for game in comparison.games]
+    for table in [*overviews, *main_tables(comparison), *further_tables(comparison)]:
         lines += [f"## {_escaped(table.title)}", "", *_markdown_table(table), ""]
     lines += [
         "## How the figures were made",

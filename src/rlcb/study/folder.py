@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from rlcb.comparison.lost import LostRun
 from rlcb.config.yaml_file import parse_yaml, read_config_file
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_atomically
@@ -116,8 +117,8 @@ def read_study_file(path: Path) -> dict[str, Any]:
     return given
 
 
-def missing_runs(root: Path, found: Collection[Path]) -> list[tuple[Path, str]]:
-    """Return (folder, reason) of each run that the study in `root` plans and that is not in `found`.
+def missing_runs(root: Path, found: Collection[Path]) -> list[LostRun]:
+    """Return each run that the study in `root` plans and that is not in `found`.
 
     `found` holds the resolved folders of the runs that exist.
     """
@@ -125,13 +126,15 @@ def missing_runs(root: Path, found: Collection[Path]) -> list[tuple[Path, str]]:
     try:
         study = build_study(read_study_file(path), str(path))
     except UsageError as error:
-        return [(path, f"cannot list the study's missing runs: {error}")]
+        return [LostRun(path, f"cannot list the study's missing runs: {error}")]
     missing = []
-    for folder in (root / planned.name for planned in study.runs):
+    for run in study.runs:
+        folder = root / run.name
         if folder.resolve() not in found:
             log = folder / TRAINING_LOG
             failure = f"the run ended before it wrote its configuration: {failure_reason(log)}"
-            missing.append((folder, failure if log.exists() else "the run has not started"))
+            reason = failure if log.exists() else "the run has not started"
+            missing.append(LostRun(folder, reason, run.algorithm, run.mode, run.env, run.seed))
     return missing
 
 
