@@ -541,23 +541,24 @@ def test_make_train_leaves_to_the_configuration_what_is_not_given(clone: Path) -
     assert given.stdout.splitlines()[-1].endswith(str(expected)[1:])
 
 
-def test_make_benchmark_is_a_small_study_whose_size_can_be_set(clone: Path) -> None:
+def test_make_benchmark_plans_a_study_whose_parts_can_be_set_and_resumes_it(clone: Path) -> None:
     def arguments(*settings: str) -> list[str]:
         result = make("benchmark", "OUTPUT=my study", *settings, folder=clone)
         assert result.returncode == 0, result.stderr
         return ast.literal_eval(result.stdout.splitlines()[-1])
 
-    alike = ("--set", "ppo:training.batch_size=1024")  # the same minibatches in both modes
-    matrix = ["run_benchmark.py", "--algorithms", "ppo", "impala", "--modes", "sequential", "parallel"]
-    assert arguments() == [
-        *(*matrix, "--envs", "coinrun", "--seeds", "42", "--duration", "0.017"),
-        *("--evaluate-episodes", "20", *alike, "--output-dir", "my study"),
+    folder = ("--output-dir", "my study")
+    assert arguments() == ["run_benchmark.py", "--hours", *folder]
+    assert arguments("HOURS=1") == ["run_benchmark.py", "--hours", "1", *folder]
+    given = ("ENVS=coinrun maze", "SEEDS=1 2", "DURATION=0.5", "EPISODES=7", "ARGS=--cooldown 9")
+    flags = [
+        *("--envs", "coinrun", "maze", "--seeds", "1", "2", "--duration", "0.5"),
+        *("--evaluate-episodes", "7", *folder, "--cooldown", "9"),
     ]
-    given = arguments("ENVS=coinrun maze", "SEEDS=1 2", "DURATION=0.5", "EPISODES=7", "ARGS=--cooldown 9")
-    assert given == [
-        *(*matrix, "--envs", "coinrun", "maze", "--seeds", "1", "2", "--duration", "0.5"),
-        *("--evaluate-episodes", "7", *alike, "--output-dir", "my study", "--cooldown", "9"),
-    ]
+    assert arguments(*given) == ["run_benchmark.py", "--hours", *flags]
+    (clone / "my study").mkdir()
+    (clone / "my study" / "study.yaml").touch()
+    assert arguments(*given, "HOURS=1") == ["run_benchmark.py", *flags]
 
 
 def test_make_compare_takes_the_newest_study_or_the_runs_that_are_named(clone: Path) -> None:

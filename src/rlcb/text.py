@@ -25,6 +25,14 @@ def short(number: int) -> str:
     return f"{number:,}" if number < 10_000_000 else f"{number / 1e6:,.1f}M"
 
 
+def brief(number: float) -> str:
+    """Return a number in at most six characters: 999, 12.3k, 1.2M, 126.7M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.99995 * size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}"
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 worker`, `2 workers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rlcb.comparison.power import detectable_difference, number_of_pairs, power
+from rlcb.comparison.power import detectable_effect, number_of_pairs, power
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,10 @@ def test_power_equals_that_of_the_noncentral_t_distribution(
 
 
 @pytest.mark.parametrize(("seeds", "groups"), [(3, 2), (3, 3), (5, 4), (10, 2)])
-def test_a_detectable_difference_is_found_in_four_of_five_simulated_studies(seeds: int, groups: int) -> None:
+def test_a_detectable_effect_is_found_in_four_of_five_simulated_studies(seeds: int, groups: int) -> None:
     tests = groups * (groups - 1) // 2
     assert number_of_pairs(groups) == tests
-    difference = detectable_difference(seeds, tests)
+    difference = detectable_effect(seeds, tests)
     assert difference is not None
     found = stats.power(
         stats.ttest_ind,
@@ -39,6 +39,6 @@ def test_a_detectable_difference_is_found_in_four_of_five_simulated_studies(seed
 
 
 def test_one_seed_detects_nothing_and_more_seeds_detect_smaller_differences() -> None:
-    assert detectable_difference(1) is None
-    found = [detectable_difference(seeds, 6) or 0.0 for seeds in (2, 3, 5, 10, 100)]
+    assert detectable_effect(1) is None
+    found = [detectable_effect(seeds, 6) or 0.0 for seeds in (2, 3, 5, 10, 100)]
     assert found == sorted(found, reverse=True)

@@ -13,6 +13,7 @@ from rlcb.comparison.sequential_test import (
     ALPHA,
     PRIOR_VARIANCE,
     Decision,
+    Lead,
     critical_t,
     decide,
     difference_interval,
@@ -166,6 +167,10 @@ def test_groups_are_put_out_one_after_another_and_their_later_values_do_not_coun
     assert first.label == "bad" and first.rounds == least_rounds(threshold(3)) < 12
     short = {**values, "bad": values["bad"][: first.rounds]}
     assert decide(short) == decision
+    assert decision.lead is not None and (decision.lead.first, decision.lead.second) == decision.open[:2]
+    lead = np.subtract(values[decision.open[0]], values[decision.open[1]])
+    assert decision.lead.difference == pytest.approx(lead.mean())
+    assert decision.lead.interval == difference_interval(lead, threshold(3))
     at_once = decide({label: each[: first.rounds] for label, each in values.items()})
     assert at_once.winner is None and at_once.rounds == first.rounds
     assert set(at_once.open) == {"best", "near"}
@@ -178,7 +183,7 @@ def test_more_games_and_groups_raise_the_threshold() -> None:
 
 
 def test_too_few_rounds_or_groups_decide_nothing() -> None:
-    assert decide({"a": [9.0], "b": [1.0]}) == Decision(1, threshold(2), ("a", "b"), ())
+    assert decide({"a": [9.0], "b": [1.0]}) == Decision(1, 20.0, ("a", "b"), (), Lead("a", "b", 8.0, None))
     assert decide({"a": [], "b": []}).rounds == 0
     assert decide({"a": [1.0, 2.0, 3.0]}).winner is None
     failed = decide({"a": [9.0, np.nan, 9.1, 9.2], "b": [1.0, 1.1, np.nan, 1.2]})

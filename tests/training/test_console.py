@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import struct
+import sys
+import termios
 from pathlib import Path
 
 import pytest
 
 from rlcb.config.budget import Budget
 from rlcb.config.config import Config
-from rlcb.text import COLUMNS, counted, print_rows, short
-from rlcb.training.console import RunProgress
+from rlcb.progress import CELLS, FRAME, ProgressBar, fitted
+from rlcb.text import COLUMNS, brief, counted, print_rows, short
+from rlcb.training.console import RunProgress, progress_parts
 
 
 def test_updates_of_other_workers_do_not_suppress_a_progress_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +58,48 @@ def test_large_numbers_are_shortened() -> None:
     assert [short(number) for number in (0, 4_096, 9_999_999, 10_000_000, 126_734_336)] == [
         *("0", "4,096", "9,999,999", "10.0M", "126.7M")
     ]
+
+
+def test_brief_numbers_have_one_decimal_and_at_most_six_characters() -> None:
+    numbers = (0, 999, 1_000, 12_345, 999_949, 999_950, 1_234_567, 126_734_336, 2_500_000_000)
+    texts = ["0", "999", "1.0k", "12.3k", "999.9k", "1.0M", "1.2M", "126.7M", "2.5G"]
+    assert [brief(number) for number in numbers] == texts
+
+
+ROW = {"timesteps": 1_234_567, "time/fps": 12_345.6, "rollout/ep_reward_mean": -12.345}
+
+
+def test_a_progress_text_is_never_cut_off_beside_a_bar_of_ten_cells() -> None:
+    parts = ["10:59:59 left", *progress_parts(ROW)]
+    assert fitted(parts, 80) == "10:59:59 left · 1.2M timesteps · 12,346 FPS · return -12.35"
+    assert fitted(parts, 60) == "10:59:59 left · 1.2M timesteps · 12,346 FPS"
+    assert fitted(parts, 10) == "10:59:59 left"
+    for columns in range(40, 120):
+        assert len(fitted(parts, columns)) + FRAME + CELLS <= columns
+
+
+def test_the_bar_fills_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, worker = pty.openpty()
+    fcntl.ioctl(worker, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with os.fdopen(worker, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        bar = ProgressBar.on_terminal(leave=True)
+        assert bar is not None
+        bar.show(0.5, ["10:59:59 left", *progress_parts(ROW)])
+        bar.close()
+    shown = os.read(main, 65536).decode().split("\r")
+    os.close(main)
+    last = [each for each in shown if "FPS" in each][-1].rstrip("\n")
+    assert len(last) <= 80 and last.endswith("return -12.35") and last.startswith(" 50%|")
+    assert last.index("|", 5) - 5 >= CELLS
+
+
+def test_the_time_left_comes_from_the_nearer_limit() -> None:
+    assert Budget(100, None, 60.0).seconds_left(0, 20.0) == 40.0
+    assert Budget(100, 1000, None).seconds_left(0, 5.0) is None
+    assert Budget(100, 1000, None).seconds_left(4, 20.0) == pytest.approx(30.0)
+    assert Budget(100, 1000, 25.0).seconds_left(4, 20.0) == 5.0
+    assert Budget(100, None, 60.0).seconds_left(9, 61.0) == 0.0
 
 
 def test_numbers_and_their_nouns_agree() -> None:

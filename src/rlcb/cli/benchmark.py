@@ -11,14 +11,18 @@ from typing import Any
 from rlcb.cli.command import Parser, count, exit_code
 from rlcb.cli.flags import add_matrix_choice
 from rlcb.config.yaml_file import found_config, parse_assignments, parse_settings
+from rlcb.cpu import usable_cores
 from rlcb.errors import EXIT_FAILED, Interrupted, UsageError
 from rlcb.processes.machine_lock import Lock, machine_lock_path
 from rlcb.processes.signals import StopSignal
 from rlcb.study.console import Outcome, StudyProgress, print_outcomes, print_study_plan
 from rlcb.study.folder import StudyFolder, open_study, read_study_file
+from rlcb.study.plan import plan_study
+from rlcb.study.rounds import check_time, run_rounds
 from rlcb.study.runner import Runner, acquire_in_turn
-from rlcb.study.state import RunState
+from rlcb.study.state import RunState, TimeEstimate
 from rlcb.study.study import PlannedRun, Study
+from rlcb.training.run_folder import STUDY_FILE
 
 DESCRIPTION = """
 Run algorithms x modes x environments x seeds one after another, each with the
@@ -32,6 +36,14 @@ examples:
     run_benchmark.py --algorithms ppo impala --modes sequential parallel \\
         --envs coinrun --seeds 42 43 44 --duration 0.5 \\
         --output-dir benchmarks/my_study
+
+  A first study, about ten minutes on two cores; a study planned for 8 hours:
+    run_benchmark.py --hours
+    run_benchmark.py --hours 8
+
+  Add seeds until it is settled which is best, for at most 4 hours:
+    run_benchmark.py --algorithms ppo impala --modes parallel --envs starpilot \\
+        --duration 0.05 --until-decided --max-hours 4
 
   Ctrl-C saves the current run. Resume the study:
     run_benchmark.py --output-dir benchmarks/my_study
@@ -85,6 +97,23 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
     budget.add_argument(
         "--total-timesteps", type=count, metavar="N", help="of each run, instead of a duration"
     )
+    add(
+        "--hours",
+        nargs="?",
+        type=float,
+        const=True,
+        metavar="H",
+        help="plan a study that takes H hours on this machine: its games, groups, seeds and duration, unless "
+        "given; without H a first study, about ten minutes on two cores",
+    )
+    add(
+        "--until-decided",
+        action="store_const",
+        const=True,
+        help="add seeds in rounds until a sequential test has settled which group has the highest return on "
+        "unseen levels",
+    )
+    add("--max-hours", type=float, metavar="H", help="with --until-decided: hours of all starts together")
     add(
         "--order",
         choices=("by-seed", "by-config"),
@@ -179,7 +208,7 @@ def run_study(arguments: argparse.Namespace) -> int:
     Raises UsageError or RunError.
     """
     root = arguments.output_dir or Path("benchmarks") / f"study_{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = open_study(root, given_settings(arguments), arguments.extend)
+    folder = open_study(root, chosen_settings(root, arguments), arguments.extend)
     states = folder.states()
     if arguments.cell is not None:
         return run_one(folder, arguments)
@@ -187,6 +216,8 @@ def run_study(arguments: argparse.Namespace) -> int:
         return compare_study(folder, states)
     if arguments.launcher == "slurm":
         return launch(folder, states, arguments)
+    if folder.study.until_decided and not folder.exists:
+        check_time(folder.study, TimeEstimate(folder.study, states))
     print_study_plan(folder, states, arguments.retry_failed)
     if arguments.dry_run:
         return 0
@@ -197,7 +228,7 @@ def run_study(arguments: argparse.Namespace) -> int:
         try:
             folder.write()
             runner = Runner(folder, stop, progress, lock, arguments.retry_failed)
-            outcomes = runner.run_all(folder.study.runs)
+            outcomes = run_rounds(runner) if folder.study.until_decided else runner.run_all(folder.study.runs)
         except Interrupted as interruption:
             progress.close()
             done = sum(state.done for state in runner.states.values())
@@ -207,7 +238,17 @@ def run_study(arguments: argparse.Namespace) -> int:
         finally:
             progress.close()
             lock.release()
-    return conclude(folder, outcomes)
+    return conclude(runner.folder, outcomes)
+
+
+def chosen_settings(root: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the given settings of a study, with --hours those of its plan. Raises UsageError."""
+    given = given_settings(arguments)
+    if arguments.hours is None:
+        return given
+    if (root / STUDY_FILE).exists():
+        raise UsageError(f"{root} holds a study already; leave out --hours to resume it")
+    return plan_study(None if arguments.hours is True else arguments.hours, usable_cores(), given).settings
 
 
 def machine_lock() -> Lock:
@@ -269,6 +310,8 @@ def launch(folder: StudyFolder, states: dict[str, RunState], arguments: argparse
         if not states[run.name].done and (arguments.retry_failed or states[run.name].status != "failed")
     ]
     options = (arguments.slurm_option, arguments.retry_failed)
+    if folder.study.until_decided:
+        raise UsageError("--launcher slurm: --until-decided adds runs after the results of others; use local")
     if not arguments.dry_run:
         slurm.require_sbatch()
     print_study_plan(folder, states, arguments.retry_failed)

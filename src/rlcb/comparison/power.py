@@ -30,9 +30,9 @@ def power(difference: float, seeds: int, tests: int = 1) -> float:
     return float(detected.mean())
 
 
-def detectable_difference(seeds: int, tests: int = 1) -> float | None:
-    """Return the smallest difference, in standard deviations across seeds, that a test detects four times out
-    of five; None with fewer than two seeds, where no test is possible."""
+def detectable_effect(seeds: int, tests: int = 1) -> float | None:
+    """Return the smallest effect size that a test detects four times out of five: a difference between two
+    groups in standard deviations across seeds. None with fewer than two seeds, where no test is possible."""
     if seeds < 2:
         return None
     low, high = 0.0, LARGEST

@@ -45,6 +45,14 @@ class Budget:
             shares.append(elapsed / self.seconds)
         return min(1.0, max(shares))
 
+    def seconds_left(self, updates: int, elapsed: float) -> float | None:
+        """Return the seconds to the end at the speed so far; None before the first update, unless the time is
+        limited."""
+        left = [] if self.seconds is None else [self.seconds - elapsed]
+        if self.updates is not None and updates:
+            left.append(elapsed * (self.updates / updates - 1))
+        return max(0.0, min(left)) if left else None
+
     def finished(self, updates: int, elapsed: float, update_seconds: float) -> bool:
         """Whether the run ends after `updates` updates and `elapsed` seconds.
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from rlcb.comparison.sequential_test import ROUNDS_NEEDED
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.config import Config, flat_settings
 from rlcb.cpu import describe_machine, usable_cores
+from rlcb.progress import ProgressBar
 from rlcb.study.folder import StudyFolder
+from rlcb.study.plan import describe_power
 from rlcb.study.state import RunState, TimeEstimate
-from rlcb.study.study import PlannedRun
-from rlcb.text import WIDTH, clock, counted
+from rlcb.study.study import PlannedRun, Study
+from rlcb.text import WIDTH, clock, counted, print_rows
 
 LINE_INTERVAL_SECONDS = 60.0
-BAR_COLUMNS = 13  # least width of the percentage and the bar
 PLAN_ROWS = 40
 LEARNING = ("env.", "model.", "training.")  # sections that should be equal in both modes of an algorithm
 
@@ -46,14 +45,13 @@ def print_study_plan(folder: StudyFolder, states: Mapping[str, RunState], retry_
         if not states[run.name].done and (states[run.name].status != "failed" or retry_failed)
     ]
     print("=" * WIDTH)
-    print(
-        f"STUDY of {counted(len(runs), 'run')}: {describe_time(estimate.total_remaining(todo, states), todo)}"
-    )
+    of = "in rounds, so far" if study.until_decided else "of"
+    time_left = describe_time(estimate.total_remaining(todo, states), todo)
+    print(f"STUDY {of} {counted(len(runs), 'run')}: {time_left}")
     print("=" * WIDTH)
-    for name, value in _facts(folder, estimate).items():
-        print(f"{name:<13} {value}")
+    print_rows(_facts(folder, estimate), indent=14)
     for note in _notes(folder):
-        print(f"{'note':<13} {note}")
+        print_rows({"note": note}, indent=14)
     print()
     width = max(len("environment"), *(len(run.game) for run in runs))
     print(f"{'run':>4}  {'algorithm':<9}  {'mode':<10}  {'environment':<{width}}  {'seed':>6}  state")
@@ -81,12 +79,17 @@ def describe_time(seconds: float | None, todo: Sequence[PlannedRun]) -> str:
     return f"{len(todo)} to run, about {clock(seconds)} in all, until {end}"
 
 
-def _facts(folder: StudyFolder, estimate: TimeEstimate) -> dict[str, str]:
+def _facts(folder: StudyFolder, estimate: TimeEstimate) -> dict[str, str | Path]:
     study, machine = folder.study, describe_machine()
+    runs = study.runs
+    labels = [f"{ALGORITHMS[algorithm].label} {mode}" for algorithm, mode in study.configurations]
     budget = f"{clock(study.duration * 3600)} of wall clock" if study.duration is not None else ""
     budget = budget or f"{study.total_timesteps or 0:,} timesteps"
     seconds = estimate.evaluation(study.runs[0])
-    facts = {
+    facts: dict[str, str | Path] = {
+        "games": ", ".join(dict.fromkeys(run.game for run in runs)),
+        "groups": ", ".join(labels),
+        "seeds": f"{len(study.seeds)}: {' '.join(map(str, study.seeds))}",
         "training": f"{budget} for each run",
         "evaluation": f"{study.evaluate_episodes} episodes of each split, about {clock(seconds)} a run"
         if study.evaluate_episodes
@@ -102,11 +105,29 @@ def _facts(folder: StudyFolder, estimate: TimeEstimate) -> dict[str, str]:
         )
     if study.left_out:
         facts["left out"] = "; ".join(study.left_out)
+    if study.until_decided:
+        facts["rounds"] = describe_rounds(study, estimate)
+    elif len(labels) > 1:
+        facts["can detect"] = describe_power(len(labels), len(study.seeds), study.envs)
     facts["machine"] = (
         f"{machine['cpu_model']}, {counted(machine['usable_cores'], 'usable core')}, "
         f"{machine['ram_gb']:.0f} GB"
     )
-    return facts | {"results": str(folder.root)}
+    return {**facts, "results": folder.root}
+
+
+def describe_rounds(study: Study, estimate: TimeEstimate) -> str:
+    """Return in words how a study adds seeds, and how many rounds the sequential test may need."""
+    groups, limit = len(study.configurations), clock((study.max_hours or 0.0) * 3600)
+    rounds = estimate.possible_rounds()
+    fit = "" if rounds is None else f"; {counted(rounds, 'round')} of all groups fit"
+    one, two = next((each for size, each in ROUNDS_NEEDED.items() if size >= groups), (None, None))
+    lead = "a lead of 2 standard deviations across seeds needs about"
+    needed = "" if one is None else f"; {lead} {two}, of 1 about {one}"
+    return (
+        "one seed of each group in question until the sequential test has settled which is best, for at "
+        f"most {limit}{fit}{needed}"
+    )
 
 
 def _notes(folder: StudyFolder) -> list[str]:
@@ -150,15 +171,6 @@ def _mode_difference_notes(folder: StudyFolder) -> list[str]:
     return notes
 
 
-def row_text(row: Mapping[str, Any]) -> str:
-    """Return the speed and the mean reward of the current run, from its newest row."""
-    if not row:
-        return "starting"
-    reward = row.get("rollout/ep_reward_mean")
-    text = f"{row.get('time/fps') or 0:,.0f} FPS"
-    return text if reward is None else f"{text} · reward {reward:.2f}"
-
-
 def result_text(state: RunState) -> str:
     """Return the timesteps, time, speed and final reward of a completed training."""
     record = state.record
@@ -184,35 +196,34 @@ class StudyProgress:
 
     def __init__(self) -> None:
         self._next_line = time.monotonic() + LINE_INTERVAL_SECONDS
-        self._bar: tqdm[Any] | None = None
-        if sys.stderr.isatty():
-            tqdm.set_lock(threading.RLock())
-            self._bar = tqdm(total=1.0, bar_format="{percentage:3.0f}%|{bar}| {desc}", dynamic_ncols=True)
+        self._bar = ProgressBar.on_terminal(leave=False)
+        self._fraction = 0.0
 
     def print_line(self, text: str) -> None:
         """Print a line above the bar."""
         if self._bar is not None:
-            self._bar.clear()
-        print(text, flush=True)
-        if self._bar is not None:
-            self._bar.refresh()
+            self._bar.print_line(text)
+        else:
+            print(text, flush=True)
 
-    def show(self, fraction: float, seconds_left: float | None, text: str) -> None:
-        """Show the completed fraction (0 to 1), the remaining seconds and a text about the current run."""
+    def show(self, fraction: float, seconds_left: float | None, run: str, parts: Sequence[str]) -> None:
+        """Show the completed fraction (0 to 1), the remaining seconds, the current run and what it does.
+
+        The bar shows the number of the run only: the line above it has its title.
+        """
         remaining = "time left unknown" if seconds_left is None else f"{clock(seconds_left)} left"
         if self._bar is not None:
-            columns = max(20, shutil.get_terminal_size().columns - BAR_COLUMNS)
-            line = f"{remaining} · {text}"
-            self._bar.n = min(1.0, max(fraction, self._bar.n))
-            self._bar.set_description_str(line if len(line) <= columns else line[: columns - 1] + "…")
+            self._fraction = max(self._fraction, fraction)  # estimates of the time may grow
+            self._bar.show(self._fraction, [remaining, *parts, f"run {run.split()[0]}"])
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_INTERVAL_SECONDS
-            print(f"{fraction:4.0%} of the study, {remaining} · {text}", flush=True)
+            text = " · ".join([f"{remaining} · {run}", *parts])
+            print(f"{fraction:4.0%} of the study, {text}", flush=True)
 
     def close(self) -> None:
         if self._bar is not None:
-            self._bar.leave = False
             self._bar.close()
+            self._bar = None
 
 
 def print_outcomes(folder: StudyFolder, outcomes: Sequence[Outcome]) -> None:

@@ -22,7 +22,7 @@ from rlcb.study.study import PlannedRun, Study, build_study, training_flags
 from rlcb.training.run_folder import STUDY_CONFIGS, STUDY_FILE, STUDY_LOG_FILE
 
 # Settings that may change when a study is resumed, because they do not affect the training of its runs.
-CHANGEABLE = ("cooldown", "evaluate_episodes")
+CHANGEABLE = ("cooldown", "evaluate_episodes", "max_hours")
 MATRIX = ("algorithms", "modes", "envs", "seeds")
 Settings = dict[tuple[str, str], dict[str, Any]]
 
@@ -153,6 +153,8 @@ def open_study(root: Path, given: Mapping[str, Any], extend: bool = False) -> St
         return StudyFolder(root, study, _settings(root, study), exists=False)
     before = build_study(read_study_file(path), str(path))
     merged = {**before.model_dump(), **given}
+    if before.until_decided and before.seeds[: len(merged["seeds"])] == merged["seeds"]:
+        merged["seeds"] = before.seeds  # rounds have added seeds to those given
     for budget, other in (("duration", "total_timesteps"), ("total_timesteps", "duration")):
         if budget in given and other not in given:
             merged[other] = None

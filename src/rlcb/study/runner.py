@@ -16,7 +16,7 @@ from rlcb.processes.machine_load import busy_warning, measure_load
 from rlcb.processes.machine_lock import Lock
 from rlcb.processes.signals import StopSignal
 from rlcb.processes.subprocesses import describe_exit, failure_reason, run_logged
-from rlcb.study.console import Outcome, StudyProgress, evaluation_text, result_text, row_text
+from rlcb.study.console import Outcome, StudyProgress, evaluation_text, result_text
 from rlcb.study.folder import StudyFolder
 from rlcb.study.state import (
     EVALUATION_LOG,
@@ -25,8 +25,9 @@ from rlcb.study.state import (
     TimeEstimate,
     last_row,
 )
-from rlcb.study.study import PlannedRun
+from rlcb.study.study import PlannedRun, Study
 from rlcb.text import clock
+from rlcb.training.console import progress_parts
 from rlcb.training.results import write_failed_record
 from rlcb.training.run_folder import CONFIG_FILE, RunFolder, config_of_run
 
@@ -47,6 +48,12 @@ class Runner:
         """The runs that `run_all` was given."""
         self._next_read = 0.0
         self._current_heading = ""
+
+    def extend(self, study: Study) -> None:
+        """Go on with a study that has further runs, and write it to its folder."""
+        self.folder = StudyFolder(self.folder.root, study, self.folder.settings, exists=True)
+        self.folder.write()
+        self.states = self.folder.states()
 
     def run_all(self, runs: Sequence[PlannedRun]) -> list[Outcome]:
         """Run all runs that are not done; a run that fails does not stop the others.
@@ -184,19 +191,18 @@ class Runner:
             for each in runs
             if each is run or self.retry_failed or self.states[each.name].status != "failed"
         ]
-        position = f"{run.number}/{len(self.folder.study.runs)}"
-        text = f"{position} {run.algorithm} {run.mode} {run.game} {run.seed} · "
-        text += row_text(row) if phase == "training" else phase
+        text = f"{run.number}/{len(self.folder.study.runs)} {run.algorithm} {run.mode} {run.game} {run.seed}"
+        parts = (progress_parts(row) if row else ["starting"]) if phase == "training" else [phase]
         if self.stop.received:
-            text = f"stopping: {text}"
+            parts = ["stopping", *parts]
         known = [each for each in remaining if each is not None]
         if len(known) < len(remaining) or None in totals:
             done = sum(self.states[each.name].done for each in runs)
-            self.progress.show(done / len(runs), None, text)
+            self.progress.show(done / len(runs), None, text, parts)
             return
         total = sum(each for each in totals if each is not None)
         cooldowns = self.folder.study.cooldown * max(0, sum(each > 0 for each in known) - 1)
-        self.progress.show(1 - min(1.0, sum(known) / total), sum(known) + cooldowns, text)
+        self.progress.show(1 - min(1.0, sum(known) / total), sum(known) + cooldowns, text, parts)
 
     def _remaining_of_current(
         self, run: PlannedRun, phase: str, row: dict[str, Any], seconds: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -61,6 +61,11 @@ class PlannedRun:
         return f"{self.algorithm}_{self.mode}_{game}_seed{self.seed}"
 
     @property
+    def group(self) -> str:
+        """The name of the run's group in its game: the name of its folder without the seed."""
+        return self.name.removesuffix(f"_seed{self.seed}")
+
+    @property
     def title(self) -> str:
         return f"{self.algorithm.upper()} {self.mode}, {self.game}, seed {self.seed}"
 
@@ -98,6 +103,13 @@ class Study(Section):
     """by-seed: every configuration with the first seed, then every configuration with the next one, so that
     drift of the machine (heat, other load) affects all configurations equally. by-config: all seeds of a
     configuration in a row."""
+    until_decided: Literal[True] | None = None
+    """Add seeds in rounds until a sequential test has settled which group is best, or until `max_hours`."""
+    max_hours: PositiveFloat | None = None
+    """Hours of all starts together, for a study with `until_decided`."""
+    last_seeds: dict[str, int] = Field(default={})
+    """The last seed of each group that the sequential test has put out, by `<algorithm>_<mode>_<game>`. The
+    program writes it."""
 
     @field_validator("algorithms", "modes", mode="before")
     @classmethod
@@ -118,12 +130,28 @@ class Study(Section):
                 f"duration = {self.duration:g} and total_timesteps = {self.total_timesteps}: "
                 "every run has one budget, give one of them"
             )
+        self._check_rounds()
         if not self.runs:
             raise ValueError("there is no run: A3C is asynchronous and has no sequential mode, so use A2C")
         names = [run.name for run in self.runs]
         if len({*names}) < len(names):
             raise ValueError(f"envs = {self.envs!r}: two environments would share their folders")
         return self
+
+    def _check_rounds(self) -> None:
+        """Raise ValueError if seeds cannot be added in rounds to this study."""
+        if not self.until_decided:
+            if self.max_hours is not None:
+                raise ValueError(f"max_hours = {self.max_hours:g}: only a study with until_decided has it")
+            return
+        if self.max_hours is None:
+            raise ValueError("until_decided needs a limit, max_hours (--max-hours)")
+        if self.order != "by-seed":
+            raise ValueError("until_decided adds seeds in rounds; leave out order = 'by-config'")
+        if not self.evaluate_episodes:
+            raise ValueError("until_decided compares evaluations, so evaluate_episodes must not be 0")
+        if len(self.configurations) < 2:
+            raise ValueError("until_decided compares groups, so give two algorithms or both modes")
 
     @property
     def timed(self) -> bool:
@@ -141,10 +169,14 @@ class Study(Section):
         if self.order == "by-config":
             rank = {key: index for index, key in enumerate(self.configurations)}
             keys.sort(key=lambda key: (self.envs.index(key[1]), rank[key[2:]]))
-        return [
-            PlannedRun(number, algorithm, mode, env, seed)
-            for number, (seed, env, algorithm, mode) in enumerate(keys, 1)
-        ]
+        planned = [PlannedRun(0, algorithm, mode, env, seed) for seed, env, algorithm, mode in keys]
+        kept = [run for run in planned if not self._is_out(run)]
+        return [replace(run, number=number) for number, run in enumerate(kept, 1)]
+
+    def _is_out(self, run: PlannedRun) -> bool:
+        """Return whether the sequential test had put the group out before this run's seed."""
+        last = self.last_seeds.get(run.group)
+        return last in self.seeds and self.seeds.index(run.seed) > self.seeds.index(last)
 
     @property
     def configurations(self) -> list[tuple[str, str]]:

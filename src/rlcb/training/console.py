@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from rlcb.config.budget import Budget
 from rlcb.config.config import Config
 from rlcb.cpu import describe_machine
 from rlcb.envs.levels import describe_levels
 from rlcb.machine.efficiency import describe_efficiency
-from rlcb.text import WIDTH, clock, counted, print_rows, short
+from rlcb.progress import ProgressBar
+from rlcb.text import WIDTH, brief, clock, counted, print_rows, short
 
 REFRESH_SECONDS = 0.25
 
@@ -95,6 +92,13 @@ def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: 
             print(f"{kind} {number} started with {config.envs_per_process} environments", flush=True)
 
 
+def progress_parts(row: dict[str, Any]) -> list[str]:
+    """Return timesteps, speed and return of a metrics row for a progress bar, each as a short text."""
+    parts = [f"{brief(row['timesteps'])} timesteps", f"{row['time/fps'] or 0:,.0f} FPS"]
+    mean = row["rollout/ep_reward_mean"]
+    return parts if mean is None else [*parts, f"return {mean:.2f}"]
+
+
 class RunProgress:
     """Shows progress: a live bar on a terminal, or else a line every `log_interval` updates."""
 
@@ -103,19 +107,10 @@ class RunProgress:
         self.budget = budget
         self.log_interval = config.logging.log_interval
         self.updates = updates
-        self.text = ""
+        self.parts = ["collecting the first rollout"]
         self._next_refresh = 0.0
-        self.bar: tqdm[Any] | None = None
-        if sys.stderr.isatty():
-            # tqdm's default lock is shared between processes; a killed worker would leak it.
-            tqdm.set_lock(threading.RLock())
-            self.bar = tqdm(
-                total=1.0,
-                bar_format="{percentage:3.0f}%|{bar}| {desc}",
-                dynamic_ncols=True,
-                mininterval=REFRESH_SECONDS,
-            )
-            self.refresh(elapsed)
+        self.bar = ProgressBar.on_terminal(leave=True)
+        self.refresh(elapsed)
 
     def refresh(self, elapsed: float) -> None:
         """Move the bar to `elapsed` seconds, at most once every REFRESH_SECONDS."""
@@ -123,26 +118,25 @@ class RunProgress:
         if self.bar is None or now < self._next_refresh:
             return
         self._next_refresh = now + REFRESH_SECONDS
-        self.bar.n = self.budget.share_used(self.updates, elapsed)
-        total = "" if self.budget.seconds is None else f"/{clock(self.budget.seconds)}"
-        self.bar.set_description_str(
-            f"{clock(elapsed)}{total} {self.text or 'collecting the first rollout'}", refresh=True
-        )
+        left = self.budget.seconds_left(self.updates, elapsed)
+        remaining = [] if left is None else [f"{clock(left)} left"]
+        self.bar.show(self.budget.share_used(self.updates, elapsed), [*remaining, *self.parts])
 
     def update(self, row: dict[str, Any]) -> None:
         """Show the metrics row of a finished update."""
         line_due = row["update"] // self.log_interval > self.updates // self.log_interval
         self.updates = row["update"]
-        self.text = (
-            f"update {row['update']:,} · {short(row['timesteps'])} timesteps · "
-            f"{row['time/fps']:,.0f} FPS · {reward_text(row)}"
-        )
         if self.bar is not None:
+            self.parts = progress_parts(row)
             self._next_refresh = 0.0
             self.refresh(row["time/elapsed_seconds"])
         elif line_due:
             share = self.budget.share_used(row["update"], row["time/elapsed_seconds"])
-            print(f"{share:4.0%} {clock(row['time/elapsed_seconds'])} {self.text}", flush=True)
+            print(
+                f"{share:4.0%} {clock(row['time/elapsed_seconds'])} update {row['update']:,} · "
+                f"{short(row['timesteps'])} timesteps · {row['time/fps']:,.0f} FPS · {reward_text(row)}",
+                flush=True,
+            )
 
     def close(self) -> None:
         """Leave the bar on the screen as it stands."""
