@@ -136,6 +136,17 @@ def test_the_difference_that_a_study_can_detect_is_that_of_the_noncentral_t_dist
     assert spread is not None and in_return == pytest.approx(said * spread.std, abs=0.07)
 
 
+@pytest.mark.parametrize(("groups", "seeds"), [(2, 3), (3, 3), (4, 5)])
+def test_that_difference_is_found_in_four_of_five_simulated_studies(groups: int, seeds: int) -> None:
+    found = re.search(r"a difference of ([\d.]+)", describe_power(groups, seeds, []))
+    assert found is not None
+    random = np.random.default_rng(groups)
+    first, second = random.normal(float(found[1]), 1, (20_000, seeds)), random.normal(0, 1, (20_000, seeds))
+    p = stats.ttest_ind(first, second, axis=1).pvalue
+    share = (p < 0.05 / (groups * (groups - 1) / 2)).mean()
+    assert share == pytest.approx(0.8, abs=0.025)
+
+
 def test_nothing_is_said_about_spreads_that_nobody_knows() -> None:
     assert typical_spread("CartPole-v1") is None
     assert "in return" not in describe_power(2, 5, ["CartPole-v1"])

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlcb.comparison.power import detectable_effect, number_of_pairs
 from rlcb.comparison.procgen_scores import published
+from rlcb.comparison.statistics import detectable_difference
 from rlcb.config.algorithms import WHY_NOT
 from rlcb.config.games import procgen_game
 from rlcb.errors import UsageError
@@ -173,9 +173,10 @@ def typical_spread(env: str) -> Spread | None:
 
 def describe_power(groups: int, seeds: int, envs: Sequence[str]) -> str:
     """Return in words which difference between two groups a study will be able to detect."""
-    difference = detectable_effect(seeds, number_of_pairs(groups))
-    if difference is None:
+    if seeds < 2:
         return "nothing: a test needs at least two seeds"
+    pairs_of_groups = groups * (groups - 1) // 2
+    difference = detectable_difference(math.sqrt(2 / seeds), 2 * seeds - 2, pairs_of_groups)
     pairs = "two groups" if groups == 2 else f"the best of {groups} groups and another"
     parts = [
         f"with {seeds} seeds, a difference of {difference:.1f} standard deviations across seeds between "
