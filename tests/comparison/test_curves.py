@@ -1,4 +1,4 @@
-"""Drawn curves: smoothing of noisy metrics, and trimming of ends with fewer runs."""
+"""Drawn curves: smoothing of noisy metrics, and where means end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import pytest
 from rlcb.comparison.analysis import Comparison
 from rlcb.comparison.curves import (
     POINTS,
-    RAGGED,
     SMOOTH,
     Panel,
     common_seeds,
     game_panels,
+    of_mean,
     score_panels,
     smooth,
     smoothed,
-    trimmed,
 )
-from rlcb.comparison.statistics import Band, Bootstrap
+from rlcb.comparison.statistics import Bootstrap
 from tests.comparison_run_folders import RunSet, line, row
 
 
@@ -33,48 +32,41 @@ def panel(comparison: Comparison, key: str) -> Panel:
     return next(each for each in game_panels(comparison.games[0], Bootstrap(200, 1)) if each.key == key)
 
 
-def banded(stretches: list[tuple[int, int]]) -> Band:
-    """A band with (n, points) of each stretch; its mean is n, so that it is seen what is left."""
-    n = np.concatenate([np.full(points, runs) for runs, points in stretches])
-    mean = np.where(n > 0, n, np.nan).astype(np.float64)
-    return Band(mean, mean - 0.5, mean + 0.5, n)
-
-
-def lengths(band: Band) -> dict[int, int]:
-    """How many points are left by number of runs."""
-    return {int(n): int((band.n == n).sum()) for n in np.unique(band.n) if n}
-
-
-class TestTrimmed:
-    def test_staggered_ends_are_trimmed_once(self) -> None:
-        # Seven runs, each of which ends 8 % of the axis after the one before: 16 points, of which 20 may go.
-        whole = banded([(7, 101), (6, 16), (5, 16), (4, 16), (3, 16), (2, 16), (1, 16), (0, 4)])
-        kept = trimmed(whole)
-        assert lengths(kept) == {7: 101, 6: 16, 5: 16, 4: 16, 3: 16, 2: 16}
-        shown = np.isfinite(kept.mean)
-        assert shown.sum() == 181 and (kept.mean[shown] == kept.n[shown]).all()
-        assert np.isnan(kept.low[~shown]).all() and np.isnan(kept.high[~shown]).all()
-
-    def test_trimmed_ends_together_stay_below_the_limit(self) -> None:
-        kept = trimmed(banded([(4, 170), (3, 8), (2, 8), (1, 8), (0, 7)]))
-        assert lengths(kept) == {4: 170, 3: 8}  # 16 of at most 20 points
-
-    def test_each_end_has_its_own_limit(self) -> None:
-        assert lengths(trimmed(banded([(1, 15), (2, 171), (1, 15)]))) == {2: 171}
-
-    def test_long_stretches_stay(self) -> None:
-        assert lengths(trimmed(banded([(2, 170), (1, 31)]))) == {2: 170, 1: 31}
-
-    def test_at_most_the_limit_is_trimmed(self, study: RunSet) -> None:
-        for seed in range(7):  # end at 0.5, 0.58, ... 0.98 of the longest run, which is of another group
-            end = 500 + 80 * seed
-            study.add(line(seed, seed, end, end / 10), seed=seed, status="interrupted")
-        study.add(line(9, 9, 1000, 100), mode="parallel")
+class TestMean:
+    def test_it_ends_where_the_first_completed_run_ends(self, study: RunSet) -> None:
+        for seed, end in enumerate((1000, 800, 900)):  # returns of 0, 1 and 2; ends of the other group later
+            study.add(line(seed, seed, end, end / 10), seed=seed)
+        study.add(line(9, 9, 2000, 200), mode="parallel")
         curve = panel(study.compare(), "return").curves[0]
-        last = np.flatnonzero(np.isfinite(curve.band.mean))[-1]
-        ends = np.flatnonzero(np.isfinite(curve.runs[-1]))[-1]
-        assert ends - last <= RAGGED * POINTS
-        assert curve.band.n[last] == 2 and curve.band.mean[last] == pytest.approx(5.5)  # seeds 5 and 6
+        grid = panel(study.compare(), "return").grid
+        shown = np.isfinite(curve.band.mean)
+        # The last run to start has its first row at 1000 / 11 timesteps.
+        assert [grid[shown][0], grid[shown][-1]] == pytest.approx([1000 / 11, 800], abs=10)
+        assert (curve.band.mean[shown] == 1).all() and (curve.band.n[shown] == 3).all()  # no jump anywhere
+        longest = grid[np.isfinite(curve.runs[0])][-1]
+        assert longest == pytest.approx(1000, abs=10)  # the thin line goes on
+
+    def test_interrupted_runs_have_no_part_in_it(self, study: RunSet) -> None:
+        study.add(line(4, 4, 1000, 100), seed=0)
+        study.add(line(6, 6, 1000, 100), seed=1)
+        study.add(line(9, 9, 300, 30), seed=2, status="interrupted")
+        curve = panel(study.compare(), "return").curves[0]
+        shown = np.isfinite(curve.band.mean)
+        assert (curve.band.mean[shown] == 5).all() and (curve.band.n[shown] == 2).all()
+        assert curve.planned == 3 and len(curve.runs) == 3
+
+    def test_without_a_completed_run_it_ends_with_the_first(self, study: RunSet) -> None:
+        for seed, end in enumerate((500, 1000)):
+            study.add(line(seed, seed, end, end / 10), seed=seed, status="interrupted")
+        (curve,) = panel(study.compare(), "return").curves
+        shown = np.flatnonzero(np.isfinite(curve.band.mean))
+        assert (curve.band.mean[shown] == 0.5).all() and shown[-1] == pytest.approx(POINTS / 2, abs=1)
+
+    def test_choice_by_hand(self) -> None:
+        ends = [np.where(np.arange(10) <= end, 1.0, np.nan) for end in (9, 5, 7, 2)]
+        assert of_mean(ends, [True, True, False, False]) == [0, 1, 2]
+        assert of_mean(ends, [False] * 4) == [0, 1, 2, 3]
+        assert of_mean([*ends, np.full(10, np.nan)], [True] * 5) == [0, 1, 2, 3]
 
 
 class TestSmooth:

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation, Text
+from matplotlib.text import Text
 
 from rlcb.comparison.analysis import Comparison
 from rlcb.comparison.curves import game_panels, score_panels
 from rlcb.comparison.fairness import Difference
 from rlcb.comparison.figure import MAX_CLAIMS, claims, draw_game, draw_games, unequal
 from rlcb.comparison.findings import Finding
+from rlcb.comparison.lost import LostRun
 from rlcb.comparison.panel import spread
 from rlcb.comparison.procgen_scores import NORMALISATION
 from rlcb.comparison.statistics import Bootstrap
-from tests.comparison_run_folders import RunSet, line
+from tests.comparison_run_folders import RunSet, evaluation, line
 
 FEW = Bootstrap(200, 1)
 
@@ -64,10 +65,9 @@ class TestNames:
             study.add(line(2, 8 + seed, 3000, 300), mode="parallel", seed=seed)
         return drawn(study.compare()).axes[0]
 
-    def test_line_that_ends_early_is_labelled_at_its_end(self, returns: Axes) -> None:
+    def test_line_that_ends_early_has_a_dot_there_and_its_name_beside_the_panel(self, returns: Axes) -> None:
         name = named(returns, "PPO sequential")
-        assert isinstance(name, Annotation) and name.arrow_patch is None
-        assert name.xy[0] == pytest.approx(100 / 60, abs=0.03)
+        assert name.get_transform() is returns.transAxes and name.get_position()[0] > 1
         (dot,) = [each for each in returns.lines if each.get_marker() == "o"]
         (x,), (y,) = dot.get_data()
         assert x == pytest.approx(100 / 60, abs=0.03) and y == pytest.approx(4, abs=0.2)
@@ -76,35 +76,39 @@ class TestNames:
     def test_nothing_is_drawn_in_its_colour_after_its_end(self, returns: Axes) -> None:
         colour = named(returns, "PPO sequential").get_color()
         own = [each for each in returns.lines if each.get_color() == colour]
+        assert [each for each in own if each.get_linewidth() == 0.7]  # one for each seed
         assert len(own) >= 2
         for each in own:
             x, y = (np.asarray(values, float) for values in each.get_data())
             assert x[np.isfinite(y)].max() <= 101.5 / 60
 
     def test_leader_lines_are_grey_and_outside_the_panel(self, returns: Axes) -> None:
-        (leader,) = leaders(returns)
-        assert min(leader.get_xdata()) >= 1 and leader.get_color() == "#999999"
-        name = named(returns, "PPO parallel")
-        assert name.get_transform() is returns.transAxes and name.get_position()[0] > max(leader.get_xdata())
+        assert len(leaders(returns)) == 2
+        for leader in leaders(returns):
+            assert min(leader.get_xdata()) >= 1 and leader.get_color() == "#999999"
+            name = named(returns, "PPO parallel")
+            assert name.get_position()[0] > max(leader.get_xdata())
 
-    def test_label_without_room_on_the_right_is_on_the_left(self, study: RunSet) -> None:
-        study.add(line(2, 4, 780, 78))
-        study.add(line(2, 8, 1000, 100), mode="parallel")
-        figure = drawn(study.compare())
-        name = named(figure.axes[0], "PPO sequential")
-        assert name.get_ha() == "right"
-        assert name.get_window_extent().x1 <= figure.axes[0].bbox.x1
+    def test_no_text_covers_a_line(self, returns: Axes) -> None:
+        assert returns.texts
+        for text in returns.texts:
+            box = text.get_window_extent()
+            assert box.x0 >= returns.bbox.x1 or box.y0 >= returns.bbox.y1, text
 
-    def test_n_where_the_line_ends(self, study: RunSet) -> None:
+    def test_lost_seeds_stand_beside_the_name(self, study: RunSet) -> None:
         study.add(line(2, 4, 1000, 100), seed=0)
         study.add(line(2, 4, 500, 50), seed=1, status="interrupted")
         for seed in (0, 1):
             study.add(line(2, 8, 1000, 100), mode="parallel", seed=seed)
-        figure = drawn(study.compare())
+        lost = [
+            LostRun(study.root / "x", "failed", "ppo", "parallel", "procgen-coinrun-v0", n) for n in (2, 3)
+        ]
+        figure = drawn(study.compare(lost=lost))
         first, *others = figure.axes
-        assert named(first, "PPO sequential (n=1 of 2)") and named(first, "PPO parallel")
+        assert named(first, "PPO sequential (1 of 2)") and named(first, "PPO parallel (2 of 4)")
         assert not [text for ax in others for text in ax.texts if "PPO" in text.get_text()]
-        assert "n=2 seeds each" in words(figure) and "thin and dashed: fewer seeds are left" in words(figure)
+        assert "Lost seeds bias this: PPO sequential has 1 of 2 and PPO parallel has 2 of 4." in words(figure)
+        assert "thin lines: seeds" in words(figure)
 
     def test_n_of_each_group_if_they_differ(self, study: RunSet) -> None:
         study.add(line(2, 4, 1000, 100))
@@ -159,7 +163,9 @@ class TestLines:
         study.add_ends({"sequential": [float(seed) for seed in range(seeds)]})
         figure = drawn(study.compare())
         assert len(figure.axes[0].collections) == bands
-        assert ("band: 95 % bootstrap interval of the mean." in words(figure)) == (bands > 0)
+        assert ("band: 95 % bootstrap interval of the mean; thin lines: seeds." in words(figure)) == (
+            bands > 0
+        )
 
     def test_the_first_panel_is_return_over_wall_clock(self, study: RunSet) -> None:
         study.add_ends({"sequential": [1.0, 3.0]})
@@ -168,8 +174,7 @@ class TestLines:
             "Episode return over wall clock",
             "Episode return over timesteps",
             "FPS",
-            "Timesteps",
-            "Policy loss",
+            "Return: unseen levels",
         ]
 
     def test_lines_are_the_smooth_means(self, study: RunSet) -> None:
@@ -181,10 +186,45 @@ class TestLines:
         assert np.array_equal(thick.get_ydata(), panels[0].curves[0].smooth_band.mean, equal_nan=True)
 
 
+class TestForest:
+    def forest(self, comparison: Comparison) -> Axes:
+        return drawn(comparison).axes[-1]
+
+    def test_groups_seeds_means_and_intervals(self, study: RunSet) -> None:
+        for mode, returns in (("sequential", (4.0, 6.0, 8.0)), ("parallel", (7.0, 9.0))):
+            for seed, unseen in enumerate(returns):
+                evaluation(study.add(line(5, 5, 1000, 100), mode=mode, seed=seed), 5, unseen)
+        lost = [
+            LostRun(study.root / "x", "failed", *group, "procgen-coinrun-v0", 9)
+            for group in (("ppo", "parallel"), ("a3c", "parallel"))
+        ]
+        comparison = study.compare(lost=lost)
+        ax = self.forest(comparison)
+        names = [label.get_text().split("\n") for label in ax.get_yticklabels()]
+        assert [name for name, _ in names] == ["PPO sequential", "PPO parallel", "A3C parallel"]
+        assert names[0][1].startswith("6.00 [") and names[0][1].endswith("], n=3")
+        assert names[1][1].endswith("n=2 of 3") and names[2][1] == "n/a, n=0 of 1"
+        dots = {each.get_ydata()[0]: each.get_xdata()[0] for each in ax.lines if each.get_markersize() == 9}
+        assert dots == {0: 6.0, 1: 8.0}
+        rings = [sorted(each.get_xdata()) for each in ax.lines if each.get_markersize() == 4]
+        assert rings == [[4.0, 6.0, 8.0], [7.0, 9.0], []]
+        (_, bar) = [each.get_xdata() for each in ax.lines if each.get_linewidth() == 5]
+        assert list(bar) == [7.0, 9.0]
+        low, high = ax.get_xlim()
+        assert (low, high) == pytest.approx((4 - 0.3, 9 + 0.3))
+
+    def test_without_evaluations_it_says_how_to_get_them(self, study: RunSet) -> None:
+        study.add_ends({"sequential": [1.0, 3.0]})
+        (text,) = self.forest(study.compare()).texts[1:]
+        assert "--evaluate-episodes" in text.get_text() and "evaluate_universal.py" in text.get_text()
+
+
 class TestWords:
     def test_findings_that_do_not_fit_are_shortened_to_their_claim(self) -> None:
         short, long = Finding("speed", "A is faster", "Twice."), Finding("time", "B is best", "x " * 80)
-        assert claims([short, long], 100) == ["Speed: A is faster. Twice.", "Time: B is best."]
+        lost = long._replace(caution="Lost seeds bias this: B has 2 of 4.")
+        shown = ["Speed: A is faster. Twice.", "Time: B is best.", "Time: B is best. Lost seeds bias this."]
+        assert claims([short, long, lost], 100) == shown
 
     def test_omitted_findings_are_counted(self) -> None:
         said = [Finding(f"p{i}", "claim", "") for i in range(MAX_CLAIMS + 3)]
@@ -217,7 +257,8 @@ class TestWords:
         study.add(line(2, 4, 1000, 100))
         study.add(line(2, 8, 3000, 100), mode="parallel", settings={"env.num_envs": 128})
         text = words(drawn(study.compare()))
-        assert "Training at equal wall clock (1.7 minutes): no clear winner; PPO parallel is ahead." in text
+        assert "PPO parallel returned 8.00 in training on coinrun after 1.7 minutes, 4.00 more than" in text
+        assert "Training at equal timesteps (1,000 timesteps): no clear winner; PPO sequential is" in text
         assert "Speed: no group is faster than PPO sequential." not in text
         assert "Speed: PPO parallel was fastest. 3.00× the timesteps per second of PPO sequential" in text
         assert "total environments (num_envs: 64 in PPO sequential; 128 in PPO parallel)" in text

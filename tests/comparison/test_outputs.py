@@ -249,7 +249,7 @@ class TestFigure:
         figure.draw_without_rendering()
         titles = [ax.get_title(loc="left") for ax in figure.axes]
         assert titles[:2] == [f"Normalised score over {clock}" for clock in ("wall clock", "timesteps")]
-        assert titles[2:] == ["FPS: coinrun", "Timesteps: coinrun", "Policy loss: coinrun"]
+        assert titles[2:] == ["FPS: coinrun", "Normalised score: unseen levels"]
 
     def test_games_without_scores_are_drawn_side_by_side(self, tmp_path: Path) -> None:
         found = analysed(tmp_path, ("CartPole-v1", "Acrobot-v1"))

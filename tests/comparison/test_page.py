@@ -82,14 +82,15 @@ class TestSwatches:
             study.add(line(1, 2, 1000, 100), settings={"training.n_epochs": epochs})
         text = page_of(study.compare())
         assert 'class="swatch d1" style="--c:var(--c0)"' in text and ".swatch.d1" in text
-        assert 'class="legend short"' not in text  # the charts name no line, so the buttons do
 
 
 class TestLegends:
-    def test_names_are_omitted_if_the_charts_have_them(self, study: RunSet) -> None:
+    def test_every_button_has_a_name_beside_its_colour(self, study: RunSet) -> None:
         study.add_ends({"sequential": [5.0, 6.0], "parallel": [7.0, 8.0]})
         text = page_of(study.compare())
-        assert text.count('class="legend short"') == 1 and text.count('class="legend"') == 1
+        assert text.count("<span>Show or hide</span>") == 2
+        for label in ("PPO sequential", "PPO parallel"):
+            assert text.count(f"</span><span>{label}</span></button>") == 2
         assert "mean of n=2 seeds, noisy metrics smoothed over 5% of the axis" in text
         assert '"seeds":2' in text
 

@@ -13,6 +13,7 @@ from rlcb.comparison.statistics import (
     Bootstrap,
     area,
     band,
+    detectable_difference,
     estimate,
     first_reached,
     holm,
@@ -24,7 +25,6 @@ from rlcb.comparison.statistics import (
     pooled,
     rising,
     sample_std,
-    stratified_band,
     stratified_interval,
     welch,
     welch_over_games,
@@ -199,24 +199,35 @@ class TestCurves:
         assert first_reached(np.array([1.0, math.nan, 3.0, 2.0, 3.5]), 3.0) == 2
         assert first_reached(np.array([1.0, math.nan]), 3.0) is None
 
-    def test_band_counts_runs_at_each_point(self) -> None:
-        found = band([np.array([1.0, 2.0, math.nan]), np.array([3.0, 6.0, 9.0])], BOOTSTRAP, "x")
-        assert found.mean.tolist() == [2.0, 4.0, 9.0] and found.n.tolist() == [2, 2, 1]
+    def test_band_exists_where_all_runs_do(self) -> None:
+        found = band([np.array([[1.0, 2.0, math.nan], [3.0, 6.0, 9.0]])], BOOTSTRAP, "x")
+        assert found.mean[:2].tolist() == [2.0, 4.0] and found.n.tolist() == [2, 2, 0]
         assert found.low[:2].tolist() == [1.0, 2.0] and found.high[:2].tolist() == [3.0, 6.0]
-        assert np.isnan([found.low[2], found.high[2]]).all()
+        assert np.isnan([found.mean[2], found.low[2], found.high[2]]).all()
 
     def test_band_equals_the_interval_of_each_point(self) -> None:
         curves = np.random.default_rng(0).normal(size=(5, 3))
-        found = band(list(curves), Bootstrap(50_000, 1), "x")
+        found = band([curves], Bootstrap(50_000, 1), "x")
         for point in range(3):
             alone = estimate(curves[:, point], Bootstrap(50_000, 7), "y")
             assert alone is not None
             ends = (found.low[point], found.high[point])
             assert ends == pytest.approx((alone.low, alone.high), abs=0.03)
 
-    def test_stratified_band_is_the_mean_over_games(self) -> None:
+    def test_band_over_games_is_the_mean_over_games(self) -> None:
         tables = [np.array([[0.0, 0.0], [2.0, math.nan]]), np.array([[10.0, 20.0], [10.0, 20.0]])]
-        found = stratified_band(tables, BOOTSTRAP, "x")
-        assert found.mean.tolist() == [5.5, 10.0] and found.n.tolist() == [2, 1]
+        found = band(tables, BOOTSTRAP, "x")
+        assert found.mean[0] == 5.5 and found.n.tolist() == [2, 0] and math.isnan(found.mean[1])
         # At the first point the first game's mean is 0, 1 or 2, the second's always 10.
         assert (found.low[0], found.high[0]) == (5.0, 6.0) and math.isnan(found.low[1])
+
+
+class TestDetectableDifference:
+    # The guide's table in docs/benchmarking.md, in standard deviations: one pair, and the best of six pairs.
+    @pytest.mark.parametrize(("n", "one", "six"), [(2, 5.65, 13.89), (3, 3.07, 5.04), (5, 2.02, 2.83)])
+    def test_power_is_four_fifths(self, n: int, one: float, six: float) -> None:
+        for tests, expected in ((1, one), (6, six)):
+            found = detectable_difference(math.sqrt(2 / n), 2 * n - 2, tests)
+            assert found == pytest.approx(expected, abs=0.005)
+            critical = stats.t.ppf(1 - 0.025 / tests, 2 * n - 2)
+            assert stats.nct.sf(critical, 2 * n - 2, found / math.sqrt(2 / n)) == pytest.approx(0.8, abs=1e-4)

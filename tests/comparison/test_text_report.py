@@ -44,6 +44,6 @@ def test_terminal_text_fits_its_width(comparison: Comparison) -> None:
 
 def test_methods_describe_omissions_and_smoothing(comparison: Comparison) -> None:
     text = " ".join(report(comparison).split())
-    assert "up to 10% of the axis is left out of the mean where fewer seeds are left" in text
+    assert "A group's mean ends where its first completed run ends" in text
     assert "smoothed: each point is the mean over 5% of the axis" in text
     assert "No figure in a table is smoothed" in text

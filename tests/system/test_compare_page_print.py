@@ -58,7 +58,7 @@ def test_every_heading_is_printed(page: Path, printed: str) -> None:
 
 def test_every_chart_is_printed(printed: str) -> None:
     assert printed.count("minutes of wall clock") == 5  # an axis below each of so many charts
-    assert "PPO sequential (n=2 of 3)" in printed  # at the end of a line
+    assert "PPO sequential (2 of 3)" in printed  # at the end of a line
 
 
 def test_folded_tables_are_open_and_buttons_left_out(printed: str) -> None:

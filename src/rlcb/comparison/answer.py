@@ -77,7 +77,7 @@ def answers(comparison: Comparison) -> list[Answer]:
     case = _over_games(comparison)
     if case is not None:
         return [_answer(case, comparison)]
-    return [_answer_in(game, comparison) for game in comparison.games]
+    return [answer_in(game, comparison) for game in comparison.games]
 
 
 def answer(comparison: Comparison) -> str:
@@ -85,7 +85,8 @@ def answer(comparison: Comparison) -> str:
     return " ".join(each.sentence for each in answers(comparison))
 
 
-def _answer_in(game: GameResult, comparison: Comparison) -> Answer:
+def answer_in(game: GameResult, comparison: Comparison) -> Answer:
+    """Return the answer of one game."""
     case = _evaluation_case(game)
     if case is None or (case.ranking.runner_up is None and len(game.groups) > 1):
         training = _training_case(game)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -13,12 +12,11 @@ from rlcb.comparison.groups import Group
 from rlcb.comparison.metrics import TIME_AXES, TimeAxis, return_curve
 from rlcb.comparison.procgen_scores import normalise, score_range
 from rlcb.comparison.runs import Run
-from rlcb.comparison.statistics import Band, Bootstrap, Values, band, on_grid, rising, stratified_band
+from rlcb.comparison.statistics import Band, Bootstrap, Values, band, on_grid, rising
 from rlcb.plots.style import running_mean
 
 POINTS = 201  # grid points: more than a plot of this size can show
 FINE = 5 * POINTS  # noisy columns with more rows are first averaged to about this many
-RAGGED = 0.1  # largest part of the axis, at either end, that is not drawn because runs are missing there
 SMOOTH = 11  # grid points in the smoothing window: a twentieth of the axis
 SMOOTH_SHARE = (SMOOTH - 1) / (POINTS - 1)
 SMOOTHED = ("return", "fps", "policy_loss", "cpu", "score")  # panels with noisy curves
@@ -29,10 +27,11 @@ class GroupCurve(NamedTuple):
     """The curves of a group on a panel's grid (P,): the mean with its interval, and each run.
 
     `smooth_band` and `smooth_runs` hold smoothed curves; they equal the exact ones unless the panel is in
-    SMOOTHED.
+    SMOOTHED. `planned` is the number of runs that the group should have.
     """
 
     label: str
+    planned: int
     band: Band
     runs: list[Values]
     smooth_band: Band
@@ -130,20 +129,32 @@ def _panel(
     grid = clock_grid(groups, time_axis)
     curves = []
     for group in groups:
-        runs = [sample(run, time_axis, grid) for run in group.runs if run.series[time_axis.column].size]
-        if runs:
-            name = f"{group.name} | {key} | {time_axis.key}"
-            curves.append(_curve(group.label, key, runs, bootstrap, name))
+        known = [run for run in group.runs if run.series[time_axis.column].size]
+        if known:
+            runs = [sample(run, time_axis, grid) for run in known]
+            smooth_runs = [smooth(run) for run in runs] if key in SMOOTHED else runs
+            name, kept = (
+                f"{group.name} | {key} | {time_axis.key}",
+                of_mean(runs, [run.completed for run in known]),
+            )
+            exact, drawn = (
+                band([np.array([each[index] for index in kept])], bootstrap, name)
+                for each in (runs, smooth_runs)
+            )
+            curves.append(GroupCurve(group.label, group.planned, exact, runs, drawn, smooth_runs))
     time_axis = readable(time_axis, grid)
     return Panel(key, title, unit, time_axis, grid * time_axis.scale, curves)
 
 
-def _curve(label: str, key: str, runs: list[Values], bootstrap: Bootstrap, name: str) -> GroupCurve:
-    exact = trimmed(band(runs, bootstrap, name))
-    if key not in SMOOTHED:
-        return GroupCurve(label, exact, runs, exact, runs)
-    smooth_runs = [smooth(run) for run in runs]
-    return GroupCurve(label, exact, runs, trimmed(band(smooth_runs, bootstrap, name)), smooth_runs)
+def of_mean(curves: Sequence[Values], completed: Sequence[bool]) -> list[int]:
+    """Return the indices of the curves (P,) that the mean of a group is made of.
+
+    The mean ends where the first completed run ends; without a completed run, where the first run ends. Runs
+    that were interrupted before have no part in it.
+    """
+    ends = [int(np.flatnonzero(np.isfinite(each))[-1]) if np.isfinite(each).any() else -1 for each in curves]
+    known = [end for end, whole in zip(ends, completed) if whole and end >= 0] or [e for e in ends if e >= 0]
+    return [index for index, end in enumerate(ends) if known and end >= min(known)] or list(range(len(ends)))
 
 
 def smooth(values: Values) -> Values:
@@ -162,8 +173,8 @@ def smoothed(panel: Panel) -> Panel:
 
 
 def common_seeds(results: Sequence[GroupResult]) -> int | None:
-    """Return the number of runs per group; None if the groups have different numbers."""
-    sizes = {len(result.group.runs) for result in results}
+    """Return the number of planned runs per group; None if the groups have different numbers."""
+    sizes = {result.group.planned for result in results}
     return sizes.pop() if len(sizes) == 1 else None
 
 
@@ -174,31 +185,6 @@ def readable(time_axis: TimeAxis, grid: Values) -> TimeAxis:
     units = (("seconds", 1, 180), ("minutes", 60, 180 * 60), ("hours", 3600, np.inf))
     unit, seconds, _ = next(each for each in units if grid[-1] < each[2])
     return time_axis._replace(unit=unit, scale=1 / seconds)
-
-
-def trimmed(whole: Band) -> Band:
-    """Cut short ends with fewer runs off a band, so that a seed that ran longer does not bend the mean.
-
-    At each end, segments with fewer runs than their neighbour are cut, as long as they cover at most RAGGED
-    of the axis.
-    """
-    keep = whole.n > 0
-    edges = [0, *(np.flatnonzero(np.diff(whole.n)) + 1), len(whole.n)]
-    stretches = [(a, b) for a, b in pairwise(edges) if b > a and whole.n[a] > 0]
-    for end, neighbour in ((-1, -2), (0, 1)):
-        allowed = RAGGED * len(whole.n)
-        while len(stretches) > 1:
-            (a, b), (beside, _) = stretches[end], stretches[neighbour]
-            if whole.n[a] >= whole.n[beside] or b - a > allowed:
-                break
-            allowed -= b - a
-            keep[a:b] = False
-            stretches.pop(end)
-
-    def kept(values: Values) -> Values:
-        return np.where(keep, values, np.nan)
-
-    return Band(kept(whole.mean), kept(whole.low), kept(whole.high), np.where(keep, whole.n, 0))
 
 
 def score_panels(comparison: Comparison) -> list[Panel]:
@@ -217,11 +203,9 @@ def score_panels(comparison: Comparison) -> list[Panel]:
                 continue
             name = f"{label} | score | {time_axis.key}"
             smooth_runs = [np.array([smooth(row) for row in table]) for table in tables]
-            exact, drawn = (
-                trimmed(stratified_band(each, comparison.options.bootstrap, name))
-                for each in (tables, smooth_runs)
-            )
-            curves.append(GroupCurve(label, exact, [], drawn, []))
+            exact, drawn = (band(each, comparison.options.bootstrap, name) for each in (tables, smooth_runs))
+            planned = min(game.planned[label] for game in games)
+            curves.append(GroupCurve(label, planned, exact, [], drawn, []))
         unit, time_axis = (
             f"mean of {len(games)} game{'s' if len(games) > 1 else ''}",
             readable(time_axis, grid),
@@ -235,5 +219,7 @@ def _scores(game: GameResult, label: str, time_axis: TimeAxis, grid: Values) -> 
     group = next(result.group for result in game.groups if result.group.label == label)
     limits = score_range(group.env, group.runs[0].setting("env.distribution_mode"))
     assert limits is not None
-    rows = [sample_return(run, time_axis, grid) for run in group.runs if run.series[time_axis.column].size]
+    known = [run for run in group.runs if run.series[time_axis.column].size]
+    rows = [sample_return(run, time_axis, grid) for run in known]
+    rows = [rows[index] for index in of_mean(rows, [run.completed for run in known])]
     return normalise(np.array(rows).reshape(len(rows), len(grid)), limits)

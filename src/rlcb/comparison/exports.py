@@ -183,6 +183,7 @@ def curve_data(panel: Panel, runs: bool = False) -> dict[str, Any]:
         "groups": [
             {
                 "label": curve.label,
+                "planned": curve.planned,
                 "mean": rounded(curve.band.mean),
                 "low": rounded(curve.band.low),
                 "high": rounded(curve.band.high),

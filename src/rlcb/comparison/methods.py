@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcb.comparison.analysis import Comparison
-from rlcb.comparison.curves import RAGGED, SMOOTH_SHARE
+from rlcb.comparison.curves import SMOOTH_SHARE
 from rlcb.comparison.format import window_text
 from rlcb.comparison.metrics import TIME_AXES
 from rlcb.comparison.procgen_scores import NORMALISATION, REFERENCE_CITATION, score_range
@@ -16,9 +16,8 @@ def methods(comparison: Comparison) -> list[str]:
     bootstrap = comparison.options.bootstrap
     lines = [
         f"Returns are raw; a curve is the mean of the last {WINDOW} episodes, interpolated linearly between "
-        "updates and never extended beyond a run's end. Means are over the seeds still running; n says how "
-        f"many. At either end of a curve up to {RAGGED:.0%} of the axis is left out of the mean where fewer "
-        "seeds are left than beside it.",
+        "updates and never extended beyond a run's end. A group's mean ends where its first completed run "
+        "ends, and the thin lines of the other seeds go on. Runs interrupted before have no part in it.",
         "Drawn curves of return, scores, FPS, policy loss and CPU are smoothed: each point is the mean over "
         f"{SMOOTH_SHARE:.0%} of the axis, near its ends over less. No figure in a table is smoothed, and the "
         "JSON file has the curves as they are.",

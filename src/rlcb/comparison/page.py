@@ -18,13 +18,13 @@ from rlcb.comparison.answer import answer
 from rlcb.comparison.curves import SMOOTH_SHARE, Panel, common_seeds, smoothed
 from rlcb.comparison.exports import curve_data, rounded
 from rlcb.comparison.fairness import HARDWARE, SOFTWARE, show, total_threads
-from rlcb.comparison.findings import findings
-from rlcb.comparison.format import window_text, with_interval
+from rlcb.comparison.findings import effort, evaluated_on, findings
+from rlcb.comparison.forest import ForestRow, extent, forest_rows
+from rlcb.comparison.format import window_text
 from rlcb.comparison.groups import machine_of, variant_settings
 from rlcb.comparison.methods import methods
-from rlcb.comparison.metrics import BY_KEY, TIME_AXES, TimeAxis, TimeWindow
-from rlcb.comparison.panel import MAX_LABELS
-from rlcb.comparison.reference import Reference, reference_table, references
+from rlcb.comparison.metrics import TIME_AXES
+from rlcb.comparison.reference import Reference, published_words, reference_table, references
 from rlcb.comparison.runs import Run
 from rlcb.comparison.tables import (
     Table,
@@ -94,7 +94,6 @@ def page(comparison: Comparison, panels: dict[str, list[Panel]]) -> str:
             warnings=warning_texts(comparison),
             fairness=comparison.fairness,
             sections=sections,
-            few_groups=len(comparison.labels) <= MAX_LABELS,
             games=games,
             scores=scores,
             score_charts=score_charts,
@@ -118,8 +117,10 @@ def _facts(comparison: Comparison) -> list[str]:
     """Return the line under the title: how many runs and groups, which machine, and the date."""
     runs = [run for result in comparison.results for run in result.group.runs]
     machines = list(dict.fromkeys(map(machine_of, runs)))
+    planned = sum(result.group.planned for result in comparison.results)
+    planned += sum(len(group.lost) for group in comparison.lost)
     return [
-        counted(len(runs), "run"),
+        counted(len(runs), "run") if planned == len(runs) else f"{len(runs)} of {planned} runs",
         counted(len(comparison.labels), "group"),
         machines[0] if len(machines) == 1 else f"{len(machines)} different machines",
         datetime.now(timezone.utc).strftime("%Y-%m-%d"),
@@ -134,18 +135,14 @@ def _game(
 ) -> dict[str, Any]:
     """Return what the section of one game shows. Adds the data of its charts to `charts`."""
     shares = {result.group.label: found for result in game.groups if (found := phase_shares(result))}
-    seeds = common_seeds(game.groups)
+    seeds = None if any(result.group.lost for result in game.groups) else common_seeds(game.groups)
     mean = "mean over seeds" if seeds is None else f"mean of n={counted(seeds, 'seed')}"
     return {
         "title": game.game,
         "overview": overview_table(game),
-        "forests": [
-            forest(game, time_axis, window)
-            for time_axis in reversed(TIME_AXES)
-            if (window := game.windows[time_axis.key]) is not None
-        ],
-        "explanation": f"Line: {mean}, noisy metrics smoothed over {SMOOTH_SHARE:.0%} of the axis; thin "
-        "lines: seeds; band: 95 % bootstrap interval of the mean; thin and dashed: fewer seeds are left.",
+        "forests": forests(game),
+        "explanation": f"Line: {mean}, noisy metrics smoothed over {SMOOTH_SHARE:.0%} of the axis, up to "
+        "the end of the first seed; thin lines: seeds; band: 95 % bootstrap interval of the mean.",
         "charts": [_chart(panel, charts, reference) for panel in panels],
         "results": results_table(game),
         "phases": phases_table(game),
@@ -164,7 +161,7 @@ def _chart(panel: Panel, charts: list[dict[str, Any]], reference: Reference | No
     }
     if reference is not None and (panel.key, panel.time_axis.key) == ("return", "timesteps"):
         data["reference"] = _published_lines(reference, float(panel.grid[-1]))
-        caption["unit"] += ", published PPO in grey"
+        caption["unit"] += f", {published_words(reference.figures, float(panel.grid[-1]))}"
     charts.append(data)
     return caption
 
@@ -188,37 +185,45 @@ def _published_lines(reference: Reference, end: float) -> list[dict[str, Any]]:
     ]
 
 
-def forest(game: GameResult, time_axis: TimeAxis, window: TimeWindow) -> dict[str, Any]:
-    """Return a forest plot: the return of every group at the end of `window`, as places along the axis."""
-    metric = f"return_at_{time_axis.key}"
-    shown = [values[np.isfinite(values)] for values in (result.values[metric] for result in game.groups)]
-    estimates = [result.estimates[metric] for result in game.groups]
-    shown += [np.array([each.low, each.high]) for each in estimates if each and each.low is not None]
-    low, high = float(np.min(np.concatenate(shown))), float(np.max(np.concatenate(shown)))
-    margin = 0.06 * ((high - low) or abs(high) or 1.0)
-    low, high = low - margin, high + margin
+def forests(game: GameResult) -> list[dict[str, Any]]:
+    """Return the forest plots of a game: evaluations, and training at equal wall clock and timesteps."""
+    found = []
+    if game.evaluated is not None:
+        title = f"Return: {evaluated_on(game)}"
+        found.append(forest(title, f"after {effort(game)[0]}", forest_rows(game, game.evaluated)))
+    for time_axis in reversed(TIME_AXES):
+        window = game.windows[time_axis.key]
+        if window is not None:
+            rows = forest_rows(game, f"return_at_{time_axis.key}")
+            found.append(
+                forest(f"Training return at {time_axis.title}", window_text(time_axis, window.end), rows)
+            )
+    return found
+
+
+def forest(title: str, point: str, content: list[ForestRow]) -> dict[str, Any]:
+    """Return a forest plot of raw returns, as places along the axis in percent."""
+    low, high = extent(content)
 
     def place(value: float) -> str:
         return f"{100 * (value - low) / (high - low):.2f}%"
 
     rows: list[dict[str, Any]] = []
-    for result, seeds, each in zip(game.groups, shown, estimates):
-        row: dict[str, Any] = {"label": result.group.label, "seeds": [], "interval": None, "mean": None}
-        row["text"] = "n/a"
+    for label, seeds, each, text in content:
+        row: dict[str, Any] = {"label": label, "text": text, "interval": None, "mean": None}
+        row["seeds"] = list(map(place, seeds))
         if each is not None:
-            of = "" if each.n == len(result.group.runs) else f" of {len(result.group.runs)}"
-            row["text"] = f"{with_interval(BY_KEY[metric], each)}, n={each.n}{of}"
-            row |= {"seeds": list(map(place, seeds)), "mean": place(each.mean)}
+            row["mean"] = place(each.mean)
             if each.low is not None and each.high is not None:
                 row["interval"] = place(each.low), place(each.high)
         rows.append(row)
     ticks = round_ticks(low, high)
     return {
-        "title": f"Return at {time_axis.title}",
-        "point": window_text(time_axis, window.end),
+        "title": title,
+        "point": point,
         "rows": rows,
         "ticks": [(place(tick), tick_text(tick, np.array(ticks))) for tick in ticks],
-        "unit": BY_KEY[metric].unit,
+        "unit": "raw return",
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rlcb.comparison.curves import GroupCurve, Panel
+from rlcb.comparison.forest import ForestRow, extent
 from rlcb.comparison.procgen_scores import Published
 from rlcb.plots.style import GREY
 from rlcb.text import count_text
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#007A5E", "#A0457F", "#8A6D00", "#5F6469", "#6B3E12", "#7A3E9D")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 MAX_LABELS = 8  # with more groups, a legend replaces the names at the ends of the lines
-EARLY, END = 0.8, 0.97  # shares of the axis: lines ending before EARLY are named there, before END get a dot
+END = 0.97  # share of the axis: lines that end before it get a dot
+FOREST_SIZE = 10.5  # font size of the groups and numbers beside a forest plot, in points
+NOT_EVALUATED = "not evaluated; see\nrun_benchmark.py --evaluate-episodes 100\nevaluate_universal.py RUN"
 NAME_SIZE, NAME_HEIGHT = 12.0, 14.5  # font size and line height of names, in points
 CHARACTER = 0.56  # average width of a character over the font size, with a margin
 NAME_WIDTHS = (16, 22, 30)  # line lengths of names in characters; the shortest that fits is used
@@ -54,12 +57,11 @@ def style_of(index: int) -> dict[str, Any]:
 
 
 def end_name(curve: GroupCurve, seeds: int | None) -> str:
-    """Return the label of a group, with n if its line ends with fewer seeds or if n differs from `seeds`."""
-    n = curve.band.n
-    most, last = int(n.max()), int(n[np.flatnonzero(n)[-1]])
-    if last < most:
-        return f"{curve.label} (n={last}\u00a0of\u00a0{most})"
-    return curve.label if most == seeds else f"{curve.label} (n={most})"
+    """Return the label of a group, with `2 of 4` if seeds are lost, or with n if groups differ in it."""
+    n = int(curve.band.n.max())
+    if n < curve.planned:
+        return f"{curve.label} ({n}\u00a0of\u00a0{curve.planned})"
+    return curve.label if n == seeds else f"{curve.label} (n={n})"
 
 
 def name_width(names: Iterable[str], lines: float) -> int:
@@ -83,7 +85,7 @@ def draw_panel(
     for curve in panel.curves:
         shown = np.flatnonzero(np.isfinite(curve.band.mean))
         if shown.size:
-            _draw_curve(ax, panel, curve, look.styles[curve.label], names)
+            _draw_curve(ax, panel, curve, look.styles[curve.label])
             x, y = float(panel.grid[shown[-1]]), float(curve.band.mean[shown[-1]])
             ends.append(End(x, y, end_name(curve, look.seeds), look.styles[curve.label]["color"]))
     if not ends:
@@ -93,42 +95,29 @@ def draw_panel(
         _draw_reference(ax, panel, reference)
     if names and len(look.styles) <= MAX_LABELS:
         ax.set_ylim(ax.get_ylim())  # names are placed for these limits
-        limit = EARLY * float(panel.grid[-1])
-        _name_early(ax, [end for end in ends if end.x < limit])
-        _name_at_edge(ax, [end for end in ends if end.x >= limit], look.name_width)
+        _name_lines(ax, ends, look.name_width)
 
 
-def _draw_curve(ax: Axes, panel: Panel, curve: GroupCurve, style: dict[str, Any], names: bool) -> None:
-    colour, n, mean = style["color"], curve.band.n, curve.band.mean
-    if n.max() > 1:
+def _draw_curve(ax: Axes, panel: Panel, curve: GroupCurve, style: dict[str, Any]) -> None:
+    """Draw the mean of a group with its interval, and a thin line for each seed."""
+    colour, mean = style["color"], curve.band.mean
+    if curve.band.n.max() > 1:
         ax.fill_between(panel.grid, curve.band.low, curve.band.high, color=colour, alpha=0.15, linewidth=0)
-    whole = np.where(n == n.max(), mean, np.nan)
-    ax.plot(panel.grid, mean, color=colour, linewidth=1.0, linestyle=(0, (2, 2)), zorder=3)
-    ax.plot(panel.grid, whole, linewidth=2.4, zorder=3, **style)
-    for at in np.flatnonzero(np.diff(n) < 0):
-        if names and n[at + 1] > 0:
-            where, words = (float(panel.grid[at]), float(mean[at])), f"n={n[at + 1]}"
-            place: dict[str, Any] = {"xytext": (2, 4), "textcoords": "offset points", "fontsize": 9}
-            ax.annotate(words, where, color=colour, path_effects=_halo(), zorder=5, **place)
+    if len(curve.runs) > 1:
+        for run in curve.runs:
+            ax.plot(panel.grid, run, color=colour, linewidth=0.7, alpha=0.4, zorder=2)
+    ax.plot(panel.grid, mean, linewidth=2.4, zorder=3, **style)
     shown = np.flatnonzero(np.isfinite(mean))
     if shown.size == 1:
         ax.plot(panel.grid[shown], mean[shown], "o", color=colour)
 
 
-def _halo() -> list[Any]:
-    from matplotlib.patheffects import withStroke
-
-    return [withStroke(linewidth=4, foreground="white")]
-
-
 def _draw_reference(ax: Axes, panel: Panel, reference: Published) -> None:
-    """Draw the published curves up to the end of the runs, or a note if they start later."""
+    """Draw the published curves up to the end of the runs; nothing if they start later."""
     end, (low, high) = float(panel.grid[-1]), ax.get_ylim()
     x = reference.timesteps
     kept = np.flatnonzero(x <= end)
     if not kept.size:
-        words = f"published PPO begins at {count_text(x[0])} timesteps: {reference.train_mean[0]:.2f}"
-        ax.text(0.02, 0.02, words, transform=ax.transAxes, fontsize=9.5, color=GREY, backgroundcolor="white")
         return
     upto = min(kept[-1] + 2, len(x))  # the next point leads the line out of the panel
     for mean, std, marker in (
@@ -150,29 +139,6 @@ def _draw_reference(ax: Axes, panel: Panel, reference: Published) -> None:
     top = float((reference.train_mean + reference.train_std)[kept].max())
     bottom = float((reference.test_mean - reference.test_std)[kept].min())
     ax.set_ylim(min(low, bottom), max(high, top))
-    _name_reference(ax, reference, int(kept[-1]))
-
-
-def _name_reference(ax: Axes, reference: Published, last: int) -> None:
-    """Label the two published curves at their last visible points, the higher one above, the lower below."""
-    x = float(reference.timesteps[last])
-    lines = [
-        (float(reference.train_mean[last]), float(reference.train_std[last]), "training levels"),
-        (float(reference.test_mean[last]), float(reference.test_std[last]), "all levels"),
-    ]
-    left = x > 0.5 * ax.get_xlim()[1]
-    style: dict[str, Any] = {"textcoords": "offset points", "color": GREY, "fontsize": 9.5, "style": "italic"}
-    for sign, (mean, std, name) in zip((1, -1), sorted(lines, reverse=True)):
-        ax.annotate(
-            f"published PPO, {name}",
-            (x, mean if sign > 0 else mean - std),
-            (-6 if left else 6, 5 * sign),
-            ha="right" if left else "left",
-            va="bottom" if sign > 0 else "top",
-            path_effects=_halo(),
-            zorder=4,
-            **style,
-        )
 
 
 def _dress(ax: Axes, panel: Panel) -> None:
@@ -221,25 +187,11 @@ def _points(ax: Axes) -> tuple[float, float]:
     return ax.bbox.width * 72 / ax.figure.dpi, ax.bbox.height * 72 / ax.figure.dpi
 
 
-def _name_early(ax: Axes, ends: Sequence[End]) -> None:
-    """Draw a dot and a name at the end of each line; without room on the right, above it on the left."""
-    width, height = _points(ax)
-    share, placed = NAME_HEIGHT / height, []
-    for end, start in _ordered(ax, ends):
-        right = (8 + len(end.name) * CHARACTER * NAME_SIZE) / width + end.x / ax.get_xlim()[1] <= 1
-        placed.append((start if right else start + share, right, end))
-    placed.sort(key=lambda each: each[0])
-    places = spread([start for start, *_ in placed], [share] * len(placed))
-    for (_, right, end), place in zip(placed, places):
-        ax.plot([end.x], [end.y], "o", color=end.colour, markersize=5, zorder=4)
-        style: dict[str, Any] = {"color": end.colour, "fontsize": NAME_SIZE, "va": "center", "zorder": 5}
-        style |= {"ha": "left", "xytext": (8, 0)} if right else {"ha": "right", "xytext": (0, 0)}
-        style |= {"xycoords": ax.get_xaxis_transform(), "textcoords": "offset points"}
-        ax.annotate(end.name, (end.x, place), path_effects=_halo(), **style)
+def _name_lines(ax: Axes, ends: Sequence[End], width: int) -> None:
+    """Write the names beside the panel, where they cover no line, with grey leader lines outside the panel.
 
-
-def _name_at_edge(ax: Axes, ends: Sequence[End], width: int) -> None:
-    """Write the names beside the panel, with grey leader lines outside the panel."""
+    A line that ends within the panel gets a dot at its end.
+    """
     from matplotlib.lines import Line2D
 
     share = NAME_HEIGHT / _points(ax)[1]
@@ -254,3 +206,24 @@ def _name_at_edge(ax: Axes, ends: Sequence[End], width: int) -> None:
             ax.plot([end.x], [end.y], "o", color=end.colour, markersize=5, zorder=4)
         style: dict[str, Any] = {"color": end.colour, "fontsize": NAME_SIZE, "va": "center"}
         ax.text(1.028, place, "\n".join(lines), transform=ax.transAxes, linespacing=1.05, **style)
+
+
+def draw_forest(ax: Axes, rows: Sequence[ForestRow], look: Look, title: str, unit: str) -> None:
+    """Draw mean, 95 % interval and seeds of each group, with the group and its numbers beside the panel."""
+    heading = ax.set_title(title, loc="left", pad=10)
+    ax.annotate(unit, (1, 0), (8, 0), xycoords=heading, textcoords="offset points", va="bottom", color=GREY)
+    ax.set_yticks(range(len(rows)), [f"{row.label}\n{row.text}" for row in rows])
+    ax.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    ax.set_xlim(*extent(rows))
+    ax.tick_params(axis="y", length=0)
+    for index, (row, name) in enumerate(zip(rows, ax.get_yticklabels())):
+        colour = look.styles[row.label]["color"] if row.label in look.styles else GREY
+        name.set(color=colour, fontsize=FOREST_SIZE, linespacing=1.1)
+        ax.plot(row.seeds, [index] * len(row.seeds), "o", markerfacecolor="none", color=colour, markersize=4)
+        if row.found is not None:
+            if row.found.low is not None and row.found.high is not None:
+                ax.plot([row.found.low, row.found.high], [index] * 2, color=colour, linewidth=5, alpha=0.4)
+            ax.plot([row.found.mean], [index], "o", color=colour, markersize=9)
+    if not rows:
+        ax.set_xticks([])
+        ax.text(0.5, 0.5, NOT_EVALUATED, transform=ax.transAxes, ha="center", va="center", color=GREY)

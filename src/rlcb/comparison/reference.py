@@ -87,6 +87,14 @@ def _differing(group: Group) -> str:
     return f"{group.label}: {', '.join(parts)}" if parts else ""
 
 
+def published_words(figures: Published, end: float) -> str:
+    """Say how a plot that ends at `end` timesteps shows the published results, or that they begin later."""
+    if figures.timesteps[0] > end:
+        first = count_text(figures.timesteps[0])
+        return f"published PPO begins at {first} timesteps: {figures.train_mean[0]:.2f}"
+    return "published PPO in grey: circles on the training levels, squares on all levels"
+
+
 def reference_table(reference: Reference) -> Table:
     """Return the table of published and measured returns, up to one published timestep after the last run."""
     header = ["Timesteps", "Published, training levels", "Published, all levels", *reference.groups]

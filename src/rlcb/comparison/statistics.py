@@ -273,8 +273,8 @@ def first_reached(ys: Values, threshold: float) -> int | None:
 
 
 class Band(NamedTuple):
-    """The mean curve of a group on a grid (P,), with interval and number of runs at each point; NaN where
-    they do not exist."""
+    """The mean curve of a group on a grid (P,), with its interval and the number of runs; NaN where it does
+    not exist."""
 
     mean: Values
     low: Values
@@ -282,46 +282,24 @@ class Band(NamedTuple):
     n: NDArray[np.int64]
 
 
-def band(curves: Sequence[Values], bootstrap: Bootstrap, name: str) -> Band:
-    """Return the mean of curves (P,), where they are finite, with pointwise bootstrap intervals."""
-    table = np.vstack(curves)  # (runs, P)
-    alive = np.isfinite(table)
-    n = alive.sum(0)
-    mean = np.where(n > 0, np.where(alive, table, 0).sum(0) / np.maximum(n, 1), np.nan)
-    low, high = np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    for pattern in np.unique(alive, axis=1).T:
-        count = int(pattern.sum())
-        if count < 2:
-            continue
-        columns = np.flatnonzero((alive == pattern[:, None]).all(0))
-        chosen = bootstrap.generator(name).integers(0, count, (bootstrap.samples, count))
-        weights = np.stack([(chosen == run).mean(1) for run in range(count)], axis=1)  # (samples, runs)
-        means = table[pattern][:, columns].T @ weights.T  # (points, samples): quantiles along memory
-        tail = (1 - CONFIDENCE) / 2
-        low[columns], high[columns] = np.quantile(means, (tail, 1 - tail), axis=1)
-    return Band(mean, low, high, n)
+def band(tables: Sequence[Values], bootstrap: Bootstrap, name: str) -> Band:
+    """Return the mean over games of each game's mean curve, with pointwise bootstrap intervals.
 
-
-def stratified_band(tables: Sequence[Values], bootstrap: Bootstrap, name: str) -> Band:
-    """Return the mean over games of each game's mean curve; `tables` holds the runs (runs, P) of each game.
-
-    The mean is NaN where a game has no run. There is no interval where a run has ended, or if a game has only
-    one run. `n` is the smallest number of runs of a game.
+    `tables` holds the runs (runs, P) of each game. The mean exists only where all runs do, so a run that
+    starts later or ends earlier does not bend it. There is no interval if a game has one run. `n` is the
+    smallest number of runs of a game, 0 where there is no mean.
     """
-    alive = [np.isfinite(table) for table in tables]
-    n = np.min([each.sum(0) for each in alive], axis=0)
-    means = [
-        np.where(each, table, 0).sum(0) / np.maximum(each.sum(0), 1) for table, each in zip(tables, alive)
-    ]
-    mean = np.where(n > 0, np.mean(means, axis=0), np.nan)
-    low, high = np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    whole = np.flatnonzero(np.all([each.all(0) for each in alive], axis=0))
+    whole = np.flatnonzero(np.all([np.isfinite(table).all(0) for table in tables], axis=0))
+    mean = np.full(tables[0].shape[1], np.nan)
+    low, high, n = mean.copy(), mean.copy(), np.zeros(mean.shape, np.int64)
+    mean[whole] = np.mean([table[:, whole].mean(0) for table in tables], axis=0)
+    n[whole] = min(len(table) for table in tables)
     if whole.size and all(len(table) > 1 for table in tables):
         random, total = bootstrap.generator(name), np.zeros((whole.size, bootstrap.samples))
         for table in tables:
             chosen = random.integers(0, len(table), (bootstrap.samples, len(table)))
             weights = np.stack([(chosen == run).mean(1) for run in range(len(table))], axis=1)
-            total += table[:, whole].T @ weights.T / len(tables)
+            total += table[:, whole].T @ weights.T / len(tables)  # (points, samples)
         tail = (1 - CONFIDENCE) / 2
         low[whole], high[whole] = np.quantile(total, (tail, 1 - tail), axis=1)
     return Band(mean, low, high, n)

@@ -4,7 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const hidden = new Set();
 const charts = [];
 const NS = "http://www.w3.org/2000/svg";
-const COLOURS = 8, FEW = 5, EARLY = 0.8, END = 0.97;  // of an axis: lines that end before are named there, or get a dot
+const COLOURS = 8, FEW = 5, END = 0.97;  // share of an axis: lines that end before it get a dot
 const LETTER = 7.2, LINE = 13.5;  // width of a letter and height of a line of a name, in pixels
 
 function element(parent, name, attributes, text) {
@@ -65,11 +65,11 @@ function spread(places, tall, top, bottom) {
   return moved;
 }
 
-// The name of a group; with n where its line ends with fewer seeds, or where groups have not equally many.
-function endName(group, last) {
-  const most = Math.max(...group.n), n = group.n[last];
-  if (n < most) return `${group.label} (n=${n}\u00a0of\u00a0${most})`;
-  return most === data.seeds ? group.label : `${group.label} (n=${most})`;
+// The name of a group, with `2 of 4` where seeds are lost, or with n where groups have not equally many.
+function endName(group) {
+  const n = Math.max(...group.n);
+  if (n < group.planned) return `${group.label} (${n}\u00a0of\u00a0${group.planned})`;
+  return n === data.seeds ? group.label : `${group.label} (n=${n})`;
 }
 
 class Chart {
@@ -107,15 +107,12 @@ class Chart {
     return [low === 0 ? 0 : low - pad, high + pad];
   }
 
-  // Where the lines end within what is shown, and what is written there.
+  // Where the lines end within what is shown, and what is written beside the chart.
   ends() {
-    const [from, to] = this.range, grid = this.panel.grid;
+    const grid = this.panel.grid;
     return this.shown().flatMap((group) => {
-      let last = -1;
-      group.mean.forEach((v, i) => { if (v !== null && this.visible(grid[i])) last = i; });
-      if (last < 0) return [];
-      const early = grid[last] < from + EARLY * (to - from);
-      return [{ label: group.label, name: endName(group, last), c: colour(group.label), at: grid[last], value: group.mean[last], early }];
+      const last = group.mean.findLastIndex((v, i) => v !== null && this.visible(grid[i]));
+      return last < 0 ? [] : [{ label: group.label, name: endName(group), c: colour(group.label), at: grid[last], value: group.mean[last] }];
     });
   }
 
@@ -126,7 +123,7 @@ class Chart {
     const h = Math.round(Math.min(330, Math.max(230, w * 0.6))), ends = this.ends();
     svg.setAttribute("viewBox", `0 0 ${w} ${h}`);
     svg.style.height = width ? "auto" : `${h}px`;
-    const longest = Math.max(4, ...ends.filter((end) => !end.early).flatMap((end) => wrap(end.name, 12).map((line) => line.length)));
+    const longest = Math.max(4, ...ends.flatMap((end) => wrap(end.name, 12).map((line) => line.length)));
     const box = { left: 50, right: w - (wide ? Math.min(0.4 * w, 16 + longest * LETTER) : 14), top: 12, bottom: h - 40 };
     const [low, high] = this.extent(), [from, to] = this.range;
     this.x = (v) => box.left + ((v - from) / (to - from)) * (box.right - box.left);
@@ -139,8 +136,7 @@ class Chart {
     const plot = element(svg, "g", { "clip-path": `url(#${id})` });
     for (const line of this.panel.reference || []) this.drawReference(plot, line);
     for (const group of this.shown()) this.drawGroup(plot, group);
-    this.nameReferences();
-    if (wide) { this.nameEarly(ends.filter((end) => end.early)); this.nameAtEdge(ends.filter((end) => !end.early)); }
+    if (wide) this.nameLines(ends);
     if (!ends.length) element(svg, "text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle" }, "nothing to show here");
   }
 
@@ -159,10 +155,10 @@ class Chart {
     element(svg, "text", { x: (box.left + box.right) / 2, y: h - 5, "text-anchor": "middle" }, this.panel.clock === "timesteps" ? "timesteps" : `${this.panel.clock_unit} of wall clock`);
   }
 
-  path(values, keep) {
+  path(values) {
     let text = "", pen = false;
     values.forEach((v, i) => {
-      if (v === null || (keep && !keep(i))) { pen = false; return; }
+      if (v === null) { pen = false; return; }
       text += `${pen ? "L" : "M"}${this.x(this.panel.grid[i]).toFixed(1)},${this.y(v).toFixed(1)}`;
       pen = true;
     });
@@ -181,16 +177,8 @@ class Chart {
       const down = band.map((i) => `${this.x(grid[i]).toFixed(1)},${this.y(group.low[i]).toFixed(1)}`).reverse();
       element(g, "polygon", { points: [...up, ...down].join(" "), style: `fill:${c};opacity:${most < FEW ? 0.1 : 0.16}` });
     }
-    if (most > 1) for (const run of group.runs || []) element(g, "path", { d: this.path(run), style: `fill:none;stroke:${c};stroke-width:.7;opacity:.4` });
-    element(g, "path", { d: this.path(group.mean), style: `fill:none;stroke:${c};stroke-width:1.2;stroke-dasharray:2 2` });
-    const whole = this.path(group.mean, (i) => group.n[i] === most);
-    element(g, "path", { d: whole, style: `fill:none;stroke:${c};stroke-width:2.3;stroke-linejoin:round;stroke-dasharray:${dashes(group.label)}` });
-    group.n.forEach((n, i) => {
-      if (i && n && n < group.n[i - 1] && group.mean[i] !== null) {
-        element(g, "circle", { cx: this.x(grid[i - 1]), cy: this.y(group.mean[i - 1]), r: 3, style: `fill:${c}` });
-        element(g, "text", { class: "inside", x: this.x(grid[i - 1]) + 5, y: this.y(group.mean[i - 1]) - 6, style: `fill:${c}` }, `n=${n}`);
-      }
-    });
+    if ((group.runs || []).length > 1) for (const run of group.runs) element(g, "path", { d: this.path(run), style: `fill:none;stroke:${c};stroke-width:.7;opacity:.4` });
+    element(g, "path", { d: this.path(group.mean), style: `fill:none;stroke:${c};stroke-width:2.3;stroke-linejoin:round;stroke-dasharray:${dashes(group.label)}` });
     if (group.mean.filter((v) => v !== null).length === 1)
       group.mean.forEach((v, i) => { if (v !== null) element(g, "circle", { cx: this.x(grid[i]), cy: this.y(v), r: 3.5, style: `fill:${c}` }); });
   }
@@ -208,40 +196,8 @@ class Chart {
     });
   }
 
-  // The published lines by name at their last points in view, the higher one above, the lower one below.
-  nameReferences() {
-    const lines = this.panel.reference || [];
-    const last = lines.length ? lines[0].x.findLastIndex((x) => this.visible(x)) : -1;
-    if (lines.length && last < 0) {
-      const words = `published PPO begins at ${short(lines[0].x[0])} timesteps: ${lines[0].mean[0]}`;
-      element(this.svg, "text", { class: "inside reference", x: this.box.left + 6, y: this.box.bottom - 8 }, words);
-      return;
-    }
-    const order = [...lines].sort((a, b) => b.mean[last] - a.mean[last]);
-    order.forEach((line, i) => {
-      const x = this.x(line.x[last]), anchor = x > (this.box.left + this.box.right) / 2 ? "end" : "start";
-      const y = this.y(line.mean[last] - (i ? line.std[last] : 0)) + (i ? 16 : -8);
-      element(this.svg, "text", { class: "inside reference", x: x + (anchor === "end" ? 4 : -4), y, "text-anchor": anchor }, line.name);
-    });
-  }
-
-  // A dot and the name where a line ends; left of the end and above it if there is no room on the right.
-  nameEarly(ends) {
-    const { box } = this;
-    const placed = ends.map((end) => {
-      const right = this.x(end.at) + 8 + end.name.length * LETTER <= box.right;
-      return { ...end, right, y: this.y(end.value) - (right ? 0 : LINE) };
-    }).sort((a, b) => a.y - b.y);
-    const places = spread(placed.map((end) => end.y), placed.map(() => LINE + 1), box.top, box.bottom);
-    placed.forEach((end, i) => {
-      element(this.svg, "circle", { cx: this.x(end.at), cy: this.y(end.value), r: 3.5, style: `fill:${end.c}` });
-      const at = { x: this.x(end.at) + (end.right ? 8 : 0), y: places[i] + 4, "text-anchor": end.right ? "start" : "end" };
-      element(this.svg, "text", { class: "end inside", "data-label": end.label, style: `fill:${end.c}`, ...at }, end.name);
-    });
-  }
-
-  // Names beside the plot; what leads to them is grey and outside of it.
-  nameAtEdge(ends) {
+  // Names beside the plot, where they cover no line; what leads to them is grey and outside of it.
+  nameLines(ends) {
     const { box } = this, ordered = [...ends].sort((a, b) => b.value - a.value);
     const lines = ordered.map((end) => wrap(end.name, 12)), tall = lines.map((each) => each.length * LINE + 3);
     const places = spread(ordered.map((end) => this.y(end.value)), tall, box.top - 8, box.bottom + 8);
