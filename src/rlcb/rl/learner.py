@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,13 +23,32 @@ LossFunction = Callable[[NDArray[np.int64]], tuple[Tensor, dict[str, Tensor]]]
 """Maps sample numbers (B,) to their mean loss and to named statistics, which are means as well."""
 
 
+def without_compiler(optimizer: type[Any]) -> type[Any]:
+    """Return a subclass of a torch optimizer that works without torch's compiler.
+
+    torch decorates these methods for torch.compile, and the decorators load the compiler (torch._dynamo) at
+    the first call: about 1 s of CPU time in each process that learns. This project compiles nothing.
+    """
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "step")
+    methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(optimizer.__name__, (optimizer,), methods)
+
+
+Adam = without_compiler(torch.optim.Adam)
+RMSprop = without_compiler(torch.optim.RMSprop)
+
+
 def make_optimizer(parameters: Tensor, config: TrainingConfig) -> torch.optim.Optimizer:
     """Return the configured optimizer (Adam or RMSprop) of one parameter vector."""
+    optimizer: torch.optim.Optimizer
     if config.optimizer == "rmsprop":
-        return torch.optim.RMSprop(
+        optimizer = RMSprop(
             [parameters], config.learning_rate, config.rmsprop_alpha, config.optimizer_eps, foreach=True
         )
-    return torch.optim.Adam([parameters], config.learning_rate, eps=config.optimizer_eps, fused=True)
+    else:
+        optimizer = Adam([parameters], config.learning_rate, eps=config.optimizer_eps, fused=True)
+    return optimizer
 
 
 def flatten_parameters(model: ActorCritic, gradient: Tensor) -> Tensor:
