@@ -1,8 +1,8 @@
-"""Pictures of a comparison's page, as the README shows them.
+"""Pictures of a comparison's page, as docs/results.md shows them.
 
 Its top in light colours; in dark ones where the time went, loss, memory and CPU, and settings that differ:
 
-    python perf/page_pictures.py benchmarks/starpilot_7min/comparison.html docs
+    python perf/page_pictures.py benchmarks/starpilot_2min/comparison.html docs
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main() -> int:
             size, shot = f"--window-size={WIDTH},{places[-1][2]}", temporary / f"{scheme}.png"
             chromium(temporary, size, *flags, f"--screenshot={shot}", f"file://{page}")
             pictures[scheme] = Image.open(shot).convert("RGB")
-    (top,) = [place[2] for place in places if place[1] == "All figures"][:1]
+    (top,) = [place[2] for place in places if place[1] == "All metrics"][:1]
     light = pictures["light"].crop((0, 0, WIDTH, top - MARGIN))
     light.save(folder / "comparison_page.png", optimize=True)
     dark = pictures["dark"]

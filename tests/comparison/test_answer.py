@@ -62,7 +62,7 @@ class TestSentence:
             power = stats.nct.sf(stats.t.ppf(0.975, test.df), test.df, middle / error)
             low, high = (middle, high) if power < 0.8 else (low, middle)
         assert answer(study.compare()) == (
-            "No group is shown to be best on unseen levels of coinrun: PPO parallel (7.80) is 0.80 ahead of "
+            "No group is shown to be best on unseen levels of coinrun. PPO parallel (7.80) is 0.80 ahead of "
             f"PPO sequential (7.00), 95 % interval {interval.low:.2f} to {interval.high:.2f}; 3 seeds each "
             f"can show differences of {high:.2f} or more. Choose either, or add seeds."
         )

@@ -275,7 +275,7 @@ def _undecided(case: _Case, rival: str, test: Welch, pair: Pair | None, means: M
     choose = "either" if len(doubtful) == 2 else f"any of {listed(doubtful)}"
     group = "group" if len({label.split()[0] for label in means}) < len(means) else "algorithm"
     return (
-        f"No {group} is shown to be best {case.what}: {leader} ({_value(case, means[leader])}) is "
+        f"No {group} is shown to be best {case.what}. {leader} ({_value(case, means[leader])}) is "
         f"{_value(case, test.difference)} ahead of {rival} ({_value(case, means[rival])}), {interval}; "
         f"{_seeds(case, leader, rival)} can show differences of "
         f"{_value(case, _detectable(test, case.pairs))} or more.{but} Choose {choose}, or add seeds"

@@ -215,7 +215,7 @@ def _frames(
 def _facts(results: Sequence[GroupResult], look: Look) -> str:
     machines = list(dict.fromkeys(machine_of(run) for result in results for run in result.group.runs))
     lost = any(result.group.lost for result in results)
-    seeds = f"n={counted(look.seeds, 'seed')} each{' planned' * lost} · " if look.seeds else ""
+    seeds = f"n={counted(look.seeds, 'seed')}{' planned' * lost} each · " if look.seeds else ""
     return seeds + (machines[0] if len(machines) == 1 else f"{len(machines)} machines")
 
 
