@@ -1,4 +1,7 @@
-"""run_benchmark.py as users run it: small studies that complete, stop, resume, fail or are locked."""
+"""run_benchmark.py as users run it: small studies that complete, stop, resume, fail or are locked.
+
+Starts that train are processes of their own; starts that only print, refuse or compare run in this one.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +11,62 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from rlcb.cli.benchmark import main
 from rlcb.processes.machine_lock import PATH_VARIABLE, Lock
 from tests import runs
+from tests.cli.conftest import SMALL, TIMESTEPS, FinishedStudy, isolated
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SMALL = (
-    *("--set", "env.num_envs=4", "--set", "training.n_steps=16", "--set", "ppo:training.batch_size=32"),
-    *("--set", "hardware.num_threads=1", "--set", "logging.tensorboard=false"),
-    *("--set", "logging.snapshot_seconds=0"),
+ONE = (
+    *("--envs", "CartPole-v1", *SMALL, "--evaluate-episodes", 2),
+    *("--algorithms", "ppo", "--modes", "sequential"),
 )
-CARTPOLE = ("--envs", "CartPole-v1", *SMALL, "--evaluate-episodes", 2)
-ONE = (*CARTPOLE, "--algorithms", "ppo", "--modes", "sequential")
-HOURS = 0.0015  # long enough that a run can be stopped before it ends
 FIRST, SECOND = "ppo_sequential_CartPole-v1_seed1", "ppo_sequential_CartPole-v1_seed2"
 
-Call = Callable[..., subprocess.CompletedProcess[str]]
+
+class Result(NamedTuple):
+    """The exit code and the output of a start of run_benchmark.py."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Call = Callable[..., Result]
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """The environment variables of a study, with a machine lock for this test only."""
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, PATH_VARIABLE: str(tmp_path / "lock"), "PYTHONPATH": path}
+    return isolated(tmp_path)
 
 
 @pytest.fixture
-def call(tmp_path: Path, environment: dict[str, str]) -> Call:
-    """Runs run_benchmark.py on the study in tmp_path/s."""
+def call(
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Call:
+    """Runs run_benchmark.py in this process, on the study in tmp_path/s."""
+    for name in (PATH_VARIABLE, "PYTHONPATH"):
+        monkeypatch.setenv(name, environment[name])
+    monkeypatch.setattr("sys.argv", ["run_benchmark.py"])
 
-    def call(*flags: object) -> subprocess.CompletedProcess[str]:
-        folder = ("--output-dir", tmp_path / "s")
-        return runs.run("run_benchmark.py", *flags, *folder, env=environment, timeout=250)
+    def call(*flags: object, root: Path = tmp_path / "s") -> Result:
+        capsys.readouterr()
+        monkeypatch.syspath_prepend(root.parent)  # environments of the study
+        code = main([*map(str, flags), "--output-dir", str(root)])
+        return Result(code, *capsys.readouterr())
 
     return call
 
 
-def line_of(done: subprocess.CompletedProcess[str], code: int) -> str:
+def line_of(done: Result, code: int) -> str:
     """The one-line error of a command that ended with this exit code."""
     assert done.returncode == code, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
@@ -68,69 +86,85 @@ def evaluations(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in (folder / "evaluation").glob("*.json")]
 
 
-def test_a_study_trains_evaluates_and_compares_and_repeats_nothing(tmp_path: Path, call: Call) -> None:
+def test_a_study_on_procgen_trains_parallel_runs_evaluates_and_compares(tmp_path: Path, call: Call) -> None:
     root = tmp_path / "s"
     done = call(
-        *("--algorithms", "ppo", "a3c", "--envs", "coinrun", *SMALL, "--set", "model.architecture=nature"),
-        *("--num-workers", 2, "--seeds", 5, "--total-timesteps", 256, "--evaluate-episodes", 2),
+        *("--algorithms", "a3c", "--envs", "coinrun", *SMALL[:4], *SMALL[6:]),
+        *("--set", "model.architecture=nature", "--num-workers", 2, "--seeds", 5),
+        *("--total-timesteps", 256, "--evaluate-episodes", 2),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    names = [f"{each}_coinrun_seed5" for each in ("ppo_sequential", "ppo_parallel", "a3c_parallel")]
-    assert starts(root) == [(name, False) for name in names]
-    for name in names:
-        record = runs.record(root / name)
-        assert record["status"] == "completed"
-        assert record["config"]["env"]["num_envs"] == 4
-        assert record["total_timesteps"] >= 256
-        (evaluation,) = evaluations(root / name)
-        assert {split: result["episodes"] for split, result in evaluation["splits"].items()} == {
-            "train": 2,
-            "test": 2,
-        }
-    assert done.stdout.index("STUDY of 3 runs") < done.stdout.index("[1/3]") < done.stdout.index("[3/3]")
+    name = "a3c_parallel_coinrun_seed5"
+    assert starts(root) == [(name, False)]
+    record = runs.record(root / name)
+    assert record["status"] == "completed"
+    assert record["config"]["env"]["num_envs"] == 4
+    assert record["config"]["parallel"]["num_workers"] == 2
+    assert record["total_timesteps"] >= 256
+    (evaluation,) = evaluations(root / name)
+    assert {split: result["episodes"] for split, result in evaluation["splits"].items()} == {
+        "train": 2,
+        "test": 2,
+    }
+    assert done.stdout.index("STUDY of 1 run") < done.stdout.index("[1/1]")
     assert "A3C sequential (one sequential A3C worker is A2C)" in done.stdout
-    assert "3 of 3 runs completed, 0 failed" in done.stdout
+    assert "1 of 1 run completed, 0 failed" in done.stdout
+    assert (root / "comparison.png").stat().st_size > 1000
+
+
+def test_a_study_that_sigint_stopped_resumes_where_it_was(finished_study: FinishedStudy) -> None:
+    study = finished_study
+    assert study.exit_code == 128 + signal.SIGINT, study.out + study.err
+    assert study.err == ""
+    assert "Interrupted: 1 of 2 runs are done" in study.out
+    assert study.left == []
+    first, stopped = map(json.loads, study.at_stop)
+    assert (first["status"], stopped["status"]) == ("completed", "interrupted")
+    assert 0 < stopped["total_timesteps"] < TIMESTEPS
+
+    root = study.root
+    assert starts(root) == [(study.first, False), (study.second, False), (study.second, True)]
+    assert (root / study.first / "benchmark_metrics.json").read_text() == study.at_stop[0]
+    assert runs.record(root / study.second)["status"] == "completed"
+    assert runs.record(root / study.second)["total_timesteps"] == TIMESTEPS
+    rows = runs.rows(root / study.second)
+    assert [row["update"] for row in rows] == list(range(1, TIMESTEPS // 64 + 1))
+    for name in (study.first, study.second):
+        assert len(evaluations(root / name)) == 1
     for each in events(root):
         if each["event"] == "start":
             assert 0 <= each["load"]["cpu_percent"] <= 100
+    assert study.out.index("STUDY of 2 runs") < study.out.index("[1/2]") < study.out.index("[2/2]")
+    assert "2 of 2 runs completed, 0 failed" in study.resumed
     assert (root / "comparison.png").stat().st_size > 1000
 
+
+def test_a_finished_study_repeats_nothing(finished_study: FinishedStudy, call: Call) -> None:
+    root = finished_study.root
     before = {path: path.stat().st_mtime_ns for path in root.glob("*/benchmark_metrics.json")}
-    again = call()
+    again = call(root=root)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "nothing is left to run" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in root.glob("*/benchmark_metrics.json")} == before
     assert len(starts(root)) == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_study_resumes(
-    tmp_path: Path, call: Call, environment: dict[str, str], number: int
-) -> None:
+def test_sigterm_stops_a_study_with_its_run_saved(tmp_path: Path, environment: dict[str, str]) -> None:
     root = tmp_path / "s"
-    flags = (*ONE, "--seeds", 1, 2, "--duration", HOURS, "--output-dir", root)
+    flags = (*ONE, "--seeds", 1, 2, "--duration", 1, "--output-dir", root)
     process = runs.start("run_benchmark.py", *flags, env=environment)
-    runs.wait_for_rows(root / SECOND, 3)
-    process.send_signal(number)
+    runs.wait_for_rows(root / FIRST, 3)
+    process.terminate()
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, out + err
+    assert process.returncode == 128 + signal.SIGTERM, out + err
     assert err == ""
-    assert "Interrupted: 1 of 2 runs are done" in out
-    stopped = runs.record(root / SECOND)
+    assert "Interrupted: 0 of 2 runs are done" in out
+    stopped = runs.record(root / FIRST)
     assert stopped["status"] == "interrupted"
-    assert 0 < stopped["duration_hours"] < HOURS
+    assert 0 < stopped["duration_hours"] < 1
+    assert runs.checkpoint(root / FIRST)["counters"]["timesteps"] == stopped["total_timesteps"]
     assert runs.processes_of(root) == []
-    first = (root / FIRST / "benchmark_metrics.json").read_bytes()
-
-    done = call()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert starts(root) == [(FIRST, False), (SECOND, False), (SECOND, True)]
-    assert (root / FIRST / "benchmark_metrics.json").read_bytes() == first
-    assert runs.record(root / SECOND)["status"] == "completed"
-    assert 0.8 * HOURS < runs.record(root / SECOND)["duration_hours"] < 3 * HOURS
-    rows = runs.rows(root / SECOND)
-    assert [row["update"] for row in rows] == list(range(1, len(rows) + 1))
-    assert len(evaluations(root / SECOND)) == 1
+    assert not (root / SECOND / "config.yaml").exists()
 
 
 BRITTLE = """
@@ -153,7 +187,7 @@ def test_a_failed_run_does_not_stop_the_others_and_is_retried_on_request(tmp_pat
     (tmp_path / "brittle.py").write_text(BRITTLE.format(broken=str(broken)))
     broken.touch()
     flags = (*ONE, "--envs", "brittle:Brittle-v0", "CartPole-v1", "--seeds", 1, "--total-timesteps", 300)
-    done = call(*flags)
+    done = call(*flags, "--evaluate-episodes", 0)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 of 2 runs completed, 1 failed" in done.stdout
     assert "the pole broke" in done.stdout
@@ -231,13 +265,14 @@ def test_invalid_input_is_a_one_line_error_and_writes_nothing(tmp_path: Path, ca
 
 
 def test_a_task_of_a_job_array_waits_for_the_machine_and_completes_its_run(
-    tmp_path: Path, call: Call, environment: dict[str, str]
+    tmp_path: Path, call: Call, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, programs = tmp_path / "s", tmp_path / "bin"
     programs.mkdir()
     (programs / "sbatch").write_text("#!/bin/sh\necho 7\n")
     (programs / "sbatch").chmod(0o755)
     environment |= {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHON": runs.command("x")[0]}
+    monkeypatch.setenv("PATH", environment["PATH"])
     done = call(*ONE, "--seeds", 1, 2, "--total-timesteps", 256, "--launcher", "slurm")
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -14,6 +14,7 @@ from matplotlib.image import imread
 from perf import compare_speed
 from rlcb.cli.compare import main
 from tests import runs
+from tests.cli.conftest import FinishedStudy
 from tests.comparison_run_folders import curve, evaluation, line, row, write_run
 
 
@@ -205,24 +206,7 @@ def test_real_runs_of_all_kinds_of_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_real_training_runs(tmp_path: Path) -> None:
-    flags = [
-        "--env",
-        "CartPole-v1",
-        "--num-envs",
-        4,
-        "--n-steps",
-        16,
-        "--batch-size",
-        64,
-        "--total-timesteps",
-        1024,
-    ]
-    for seed in (1, 2):
-        result = runs.run(
-            "train_ppo_sequential.py", *flags, "--seed", seed, "--output-dir", tmp_path / f"s{seed}"
-        )
-        assert result.returncode == 0, result.stderr
-    result = compare("--runs", tmp_path, "--output", tmp_path / "c.png")
+def test_real_training_runs(finished_study: FinishedStudy, tmp_path: Path) -> None:
+    result = compare("--runs", finished_study.root, "--output", tmp_path / "c.png")
     assert result.returncode == 0, result.stderr
-    assert "PPO sequential" in result.stdout and "n=2" in result.stdout and "CartPole-v1" in result.stdout
+    assert "PPO sequential" in result.stdout and "2 of 2" in result.stdout and "CartPole" in result.stdout

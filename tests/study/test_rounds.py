@@ -100,9 +100,13 @@ def test_rounds_end_when_one_group_is_left_and_bad_groups_get_no_more_seeds(
     assert rounds.seeds_of("a2c") == list(range(1, first.rounds + 1))
     assert rounds.settings()["last_seeds"] == {"a2c_parallel_starpilot": first.rounds}
     said = capsys.readouterr().out
-    assert f"starpilot: not settled after {first.rounds} rounds: PPO parallel, IMPALA parallel" in said
-    assert f"starpilot: settled after {last.rounds} rounds: PPO parallel is best on unseen levels" in said
-    assert f"A2C parallel is out since round {first.rounds} ({first.by} is better)" in said
+    assert (
+        f"starpilot: not settled by the sequential test after {first.rounds} rounds; PPO parallel and" in said
+    )
+    assert (
+        f"starpilot: settled by the sequential test after {last.rounds} rounds: PPO parallel is best" in said
+    )
+    assert f"put out: A2C parallel by {first.by} in round {first.rounds}" in said
 
 
 def test_a_settled_study_runs_nothing_when_it_is_started_again(rounds: Rounds) -> None:

@@ -15,7 +15,7 @@ from rlcb.cpu import usable_cores
 from rlcb.errors import EXIT_FAILED, Interrupted, UsageError
 from rlcb.processes.machine_lock import Lock, machine_lock_path
 from rlcb.processes.signals import StopSignal
-from rlcb.study.console import Outcome, StudyProgress, print_outcomes, print_study_plan
+from rlcb.study.console import PICTURE, Outcome, StudyProgress, print_answer, print_outcomes, print_study_plan
 from rlcb.study.folder import StudyFolder, open_study, read_study_file
 from rlcb.study.plan import plan_study
 from rlcb.study.rounds import check_time, run_rounds
@@ -258,11 +258,13 @@ def machine_lock() -> Lock:
 
 
 def conclude(folder: StudyFolder, outcomes: Sequence[Outcome]) -> int:
-    """Compare the runs and print the outcomes; return the exit code."""
+    """Compare the runs, print the outcomes and at last the answer; return the exit code."""
     try:
         compared = compare_study(folder, folder.states())
     finally:
         print_outcomes(folder, outcomes)
+    if not compared:
+        print_answer(folder)
     return EXIT_FAILED if compared or any(outcome.status == "failed" for outcome in outcomes) else 0
 
 
@@ -274,7 +276,7 @@ def compare_study(folder: StudyFolder, states: dict[str, RunState]) -> int:
     from rlcb.cli.compare import main as compare_runs  # importing Matplotlib takes a second
 
     print(flush=True)
-    code: int = compare_runs(["--runs", str(folder.root), "--output", str(folder.root / "comparison.png")])
+    code: int = compare_runs(["--runs", str(folder.root), "--output", str(folder.root / PICTURE)])
     return code
 
 

@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,6 +152,7 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
     from rlcb.comparison.lost import LostRun, identify
     from rlcb.comparison.runs import Unusable, load_runs
     from rlcb.study.folder import missing_runs
+    from rlcb.study.rounds import decisions_of
 
     named = [
         ("sequential", arguments.sequential),
@@ -184,6 +186,8 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
     if not runs:
         problems = "; ".join(f"{lost.path}: {lost.reason}" for lost in skipped)
         raise UsageError(f"no run can be used ({problems})")
+    if len(found.studies) == 1 and {path.resolve().parent for _, path in found.runs} == found.studies:
+        options = replace(options, decisions=decisions_of(*found.studies))
     return compare(group_runs(runs), options, skipped)
 
 

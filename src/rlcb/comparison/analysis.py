@@ -31,6 +31,7 @@ from rlcb.comparison.metrics import (
     used_values,
 )
 from rlcb.comparison.procgen_scores import normalise, score_range
+from rlcb.comparison.sequential_test import Decision
 from rlcb.comparison.statistics import (
     Bootstrap,
     IntervalEstimate,
@@ -61,6 +62,8 @@ class Options:
     """Raw return by game; the empty name stands for all games."""
     reference: bool = False
     bootstrap: Bootstrap = field(default_factory=Bootstrap)
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    """What the sequential test says about a study that added seeds in rounds, by environment."""
 
 
 @dataclass
@@ -113,6 +116,13 @@ class GameResult:
         """
         has = [key for key in EVALUATIONS if any(each.estimates[key] is not None for each in self.groups)]
         return has[0] if has else None
+
+    def decision(self, options: Options) -> Decision | None:
+        """Return what the sequential test says about this game; None if it tested other groups or none."""
+        found = options.decisions.get(self.groups[0].group.env)
+        labels = {result.group.label for result in self.groups}
+        tested = {*found.open, *(each.label for each in found.excluded)} if found is not None else set()
+        return found if tested == labels else None
 
     @property
     def planned(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from rlcb.comparison import rounds
 from rlcb.comparison.analysis import Comparison, GameResult, Pair
 from rlcb.comparison.findings import (
     Estimates,
@@ -24,6 +25,7 @@ from rlcb.comparison.findings import (
 from rlcb.comparison.format import interval_words, listed, p_text, value_text, window_text
 from rlcb.comparison.groups import machine_of
 from rlcb.comparison.metrics import BY_KEY, TIME_AXES, Metric
+from rlcb.comparison.sequential_test import Decision
 from rlcb.comparison.statistics import Welch, detectable_difference
 from rlcb.comparison.warnings import OF_TRAINING, cautions
 from rlcb.text import counted
@@ -74,7 +76,7 @@ def answers(comparison: Comparison) -> list[Answer]:
     They rest on the evaluations on unseen levels if at least two groups have them, or else on the training
     return at equal wall clock.
     """
-    case = _over_games(comparison)
+    case = None if comparison.options.decisions else _over_games(comparison)
     if case is not None:
         return [_answer(case, comparison)]
     return [answer_in(game, comparison) for game in comparison.games]
@@ -88,12 +90,31 @@ def answer(comparison: Comparison) -> str:
 def answer_in(game: GameResult, comparison: Comparison) -> Answer:
     """Return the answer of one game."""
     case = _evaluation_case(game)
+    decision = game.decision(comparison.options)
+    if decision is not None and case is not None:
+        return _settled(case, decision, comparison)
     if case is None or (case.ranking.runner_up is None and len(game.groups) > 1):
         training = _training_case(game)
         case = training if training is not None else case
     if case is None:
         return Answer(f"No return can be compared on {game.game}.", game.game)
     return _answer(case, comparison)
+
+
+def _settled(case: _Case, decision: Decision, comparison: Comparison) -> Answer:
+    """Return the answer of the sequential test of a study that added seeds in rounds."""
+    means = {label: each.mean for label, each in case.estimates.items() if each is not None}
+    choose = f"choose it for runs of {case.effort}" if case.effort else ""
+    text = rounds.sentence(
+        decision, means, case.what, f"{counted(decision.rounds, 'seed')}, {case.basis}", choose
+    )
+    first, rival = decision.open[0], decision.lead.second if decision.lead is not None else None
+    caution = missing_seeds(case.estimates, case.planned)
+    said = " ".join(filter(None, [text, caution, _to_read(case, rival, comparison)]))
+    facts = (said, listed(case.games), case.metric.key, first, decision.winner is not None, rival)
+    if decision.lead is None:
+        return Answer(*facts)
+    return Answer(*facts, decision.lead.difference, decision.lead.interval)
 
 
 def _evaluation_case(game: GameResult) -> _Case | None:

@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rlcb.comparison import rounds
 from rlcb.comparison.analysis import Comparison, GameResult, Pair
 from rlcb.comparison.fairness import TOLERANCE
 from rlcb.comparison.format import listed, p_text, window_text, with_interval
 from rlcb.comparison.metrics import BY_KEY, EVALUATIONS, TIME_AXES
 from rlcb.comparison.runs import as_number, dig
+from rlcb.comparison.sequential_test import Decision
 from rlcb.comparison.statistics import IntervalEstimate
 from rlcb.comparison.warnings import SIGNIFICANCE
 from rlcb.config.games import procgen_game
@@ -121,7 +123,7 @@ def findings(comparison: Comparison) -> list[Finding]:
         for time_axis in reversed(TIME_AXES):
             found += _over_games(comparison, f"return_at_{time_axis.key}", f"training at {time_axis.title}")
     for game in comparison.games:
-        found += _of_evaluations(game)
+        found += _of_evaluations(game, game.decision(comparison.options))
         for time_axis in reversed(TIME_AXES):
             metric, window = f"return_at_{time_axis.key}", game.windows[time_axis.key]
             ranking = rank_in_game(game, metric)
@@ -147,14 +149,27 @@ def estimates_of(game: GameResult, metric: str) -> Estimates:
     return {result.group.label: result.estimates[metric] for result in game.groups}
 
 
-def _of_evaluations(game: GameResult) -> list[Finding]:
-    """Return the finding about the evaluations of the final checkpoints; none without evaluations."""
+def _of_evaluations(game: GameResult, decision: Decision | None) -> list[Finding]:
+    """Return the finding about the evaluations of the final checkpoints; none without evaluations.
+
+    It is that of the sequential test if the study added seeds in rounds.
+    """
     ranking = rank_in_game(game, game.evaluated) if game.evaluated else None
     if ranking is None:
         return []
     place = f"{game.game}, {evaluated_on(game)} after {effort(game)[0]}"
     estimates = estimates_of(game, ranking.metric)
-    return [finding(place, "return", ranking, estimates, game.planned, f"{episodes_of(game)} a seed")]
+    tested = finding(place, "return", ranking, estimates, game.planned, f"{episodes_of(game)} a seed")
+    if decision is None:
+        return [tested]
+    figures = [
+        f"{label} {with_interval(BY_KEY[ranking.metric], each)}, n={each.n}"
+        for label, each in estimates.items()
+        if each is not None
+    ]
+    parts = [rounds.lead(decision), rounds.put_out(decision), f"means: {'; '.join(figures)}"]
+    detail = "; ".join(filter(None, parts))
+    return [tested._replace(claim=rounds.claim(decision), detail=f"{detail[0].upper()}{detail[1:]}.")]
 
 
 def evaluated_on(game: GameResult) -> str:

@@ -12,6 +12,7 @@ from rlcb.comparison.analysis import Comparison, GameResult, GroupResult
 from rlcb.comparison.format import listed
 from rlcb.comparison.metrics import REWARD, TIME_AXES
 from rlcb.comparison.reference import without_reference
+from rlcb.comparison.rounds import CAUTION
 from rlcb.comparison.runs import Run, as_number, dig
 from rlcb.comparison.statistics import ENOUGH, Sample, difference_p, rising
 from rlcb.config.games import procgen_game
@@ -37,7 +38,7 @@ class Caution(NamedTuple):
 
     kind: str
     """lost, disagree, entropy, step_limit, few_episodes, unfinished_episodes, not_evaluated, one_seed,
-    few_seeds or no_reference."""
+    few_seeds, rounds or no_reference."""
     game: str
     group: str
     text: str
@@ -283,6 +284,8 @@ def _about_all(comparison: Comparison) -> Iterator[Caution]:
             f"test, adjusted by Holm's method, at p < {SIGNIFICANCE}"
         )
         yield Caution("few_seeds", "", "", text)
+    if comparison.options.decisions:
+        yield Caution("rounds", "", "", CAUTION)
     absent = without_reference(comparison) if comparison.options.reference else []
     if absent:
         text = f"no published figures exist for {', '.join(absent)} (Procgen, easy mode only)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from rlcb.cpu import describe_machine, usable_cores
 from rlcb.progress import ProgressBar
 from rlcb.study.folder import StudyFolder
 from rlcb.study.plan import describe_power
-from rlcb.study.state import RunState, TimeEstimate
+from rlcb.study.state import RunState, TimeEstimate, read_json
 from rlcb.study.study import PlannedRun, Study
-from rlcb.text import WIDTH, clock, counted, print_rows
+from rlcb.text import COLUMNS, WIDTH, clock, counted, print_rows
 
 LINE_INTERVAL_SECONDS = 60.0
 PLAN_ROWS = 40
+PICTURE = "comparison.png"
+"""The picture of a study's comparison, in its folder."""
 LEARNING = ("env.", "model.", "training.")  # sections that should be equal in both modes of an algorithm
 
 
@@ -237,3 +240,13 @@ def print_outcomes(folder: StudyFolder, outcomes: Sequence[Outcome]) -> None:
     if failed:
         print(f"To retry them: python run_benchmark.py --output-dir {folder.root} --retry-failed")
     sys.stdout.flush()
+
+
+def print_answer(folder: StudyFolder) -> None:
+    """Print the answer of the comparison that was written last, and the path of its picture."""
+    picture = folder.root / PICTURE
+    answer = str(read_json(picture.with_suffix(".json")).get("answer", ""))
+    print()
+    for line in textwrap.wrap(answer, COLUMNS, break_long_words=False, break_on_hyphens=False):
+        print(line)
+    print(f"Picture: {picture}", flush=True)

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from rlcb.comparison.rounds import line
 from rlcb.comparison.sequential_test import Decision, decide, least_rounds, threshold
 from rlcb.config.algorithms import ALGORITHMS
 from rlcb.config.games import procgen_game
 from rlcb.errors import UsageError
 from rlcb.study.console import Outcome
-from rlcb.study.folder import StudyFolder
+from rlcb.study.folder import StudyFolder, read_study_file
 from rlcb.study.runner import Runner
-from rlcb.study.state import RunState, TimeEstimate
+from rlcb.study.state import RunState, TimeEstimate, read_state
 from rlcb.study.study import PlannedRun, Study, build_study
 from rlcb.text import counted
+from rlcb.training.run_folder import STUDY_FILE
 
 
 def label_of(run: PlannedRun) -> str:
@@ -76,8 +79,8 @@ def run_rounds(runner: Runner) -> list[Outcome]:
         if any(outcome.status == "failed" for outcome in outcomes):
             return outcomes
         found = decisions(study, runner.states)
-        for text in describe_decisions(found):
-            runner.progress.print_line(text)
+        for env, decision in found.items():
+            runner.progress.print_line(f"{procgen_game(env) or env}: {line(decision)}")
         if all(decision.winner is not None for decision in found.values()):
             return outcomes
         after = next_round(study, found)
@@ -106,23 +109,10 @@ def check_time(study: Study, estimate: TimeEstimate) -> None:
         )
 
 
-def describe_decisions(found: Mapping[str, Decision]) -> list[str]:
-    """Return one line about each game: whether the test has decided, and between which groups it has not."""
-    return [f"{procgen_game(env) or env}: {describe_decision(each)}" for env, each in found.items()]
-
-
-def describe_decision(decision: Decision) -> str:
-    """Return in words what the sequential test says about the groups of one game."""
-    after = f"after {counted(decision.rounds, 'round')}"
-    lead = ""
-    if decision.lead is not None:
-        low, high = decision.lead.interval or (None, None)
-        lead = f"{decision.lead.difference:+.2f} against {decision.lead.second}"
-        lead += "" if low is None or high is None else f" [{low:+.2f}, {high:+.2f}]"
-    out = "".join(
-        f"; {each.label} is out since round {each.rounds} ({each.by} is better)" for each in decision.excluded
-    )
-    if decision.winner is not None:
-        return f"settled {after}: {decision.winner} is best on unseen levels, {lead}{out}"
-    names = ", ".join(decision.open)
-    return f"not settled {after}: {names} are in question; {decision.open[0]} is ahead, {lead}{out}"
+def decisions_of(root: Path) -> dict[str, Decision]:
+    """Return what the sequential test says about the study in a folder, by environment; empty unless it adds
+    seeds in rounds. Raises UsageError if the study cannot be read."""
+    study = build_study(read_study_file(root / STUDY_FILE), str(root / STUDY_FILE))
+    if not study.until_decided:
+        return {}
+    return decisions(study, {run.name: read_state(study, run, root / run.name) for run in study.runs})
