@@ -31,11 +31,12 @@ def compared(
 ) -> tuple[str, Any]:
     """Write a study with these returns on unseen levels, compare it; return the text and the JSON."""
     seeds = list(range(1, len(returns["ppo"]) + 1))
+    same = {"trained_env": "procgen-coinrun-v0"}
     for algorithm, values in returns.items():
         for seed, value in zip(seeds, values):
             rows = straight(3, 5, 9000, 360)
             name = f"{algorithm}_parallel_coinrun_seed{seed}"
-            evaluation(write_run(root / name, rows, algorithm, "parallel", seed=seed), 6, value)
+            evaluation(write_run(root / name, rows, algorithm, "parallel", seed=seed), 6, value, **same)
     (root / "study.yaml").write_text(yaml.safe_dump({**STUDY, "seeds": seeds}))
     assert main(["--runs", str(root), "--output", str(root / "comparison.png")]) == 0
     text = " ".join(capsys.readouterr().out.split())
@@ -58,7 +59,7 @@ def test_a_settled_study_says_so_with_its_rounds_and_the_sequential_interval(
     difference = np.mean(returns["ppo"]) - np.mean(returns["a2c"])
     bounds = f"sequential interval {interval[0]:.2f} to {interval[1]:.2f}"
     assert (
-        f"PPO parallel returned {np.mean(returns['ppo']):.2f}, {difference:.2f} more than A2C parallel"
+        f"PPO parallel returned {np.mean(returns['ppo']):.2f} and is {difference:.2f} ahead of A2C parallel"
         in text
     )
     assert bounds in text and "choose it for runs of 6.0 minutes" in text
@@ -100,11 +101,11 @@ def test_the_words_follow_the_decision() -> None:
     out = (Exclusion("C", "B", 5, 61.0),)
     settled = Decision(8, 40.0, ("A",), (*out, Exclusion("B", "A", 8, 44.0)), Lead("A", "B", 0.5, (0.1, 0.9)))
     assert claim(settled) == "settled by the sequential test after 8 rounds: A is best"
-    assert lead(settled) == "0.50 more than B, sequential interval 0.10 to 0.90"
+    assert lead(settled) == "A is 0.50 ahead of B, sequential interval 0.10 to 0.90"
     assert put_out(settled) == "put out: C by B in round 5 and B by A in round 8"
     open_still = Decision(6, 40.0, ("A", "B"), out, Lead("A", "B", 0.5, None))
     assert claim(open_still).endswith("after 6 rounds; A and B are in question")
-    assert "A is ahead, 0.50 more than B" in line(open_still)
+    assert "A is 0.50 ahead of B, too few" in line(open_still)
     none = Decision(0, 40.0, ("A", "B"), (), None)
     assert line(none) == "not settled by the sequential test after 0 rounds; A and B are in question"
     assert sentence(none, {}, "here", "", "").startswith("Not settled")

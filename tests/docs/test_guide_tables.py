@@ -14,8 +14,11 @@ from scipy import integrate, stats
 from rlcb.cli import evaluate
 from rlcb.comparison import fairness
 from rlcb.comparison.metrics import METRICS
+from rlcb.comparison.sequential_test import ROUNDS_NEEDED, least_rounds, threshold
 from rlcb.config.yaml_file import build_config, parse_yaml, read_config_files
 from rlcb.errors import UsageError
+from rlcb.study.plan import plan_study
+from rlcb.study.study import Study
 from tests import guide_blocks as guide
 from tests.guide_settings import settings
 from tests.runs import PROJECT
@@ -34,6 +37,30 @@ def test_every_setting_is_in_the_guide_with_its_rule_and_default() -> None:
     assert list(named) == list(known)
     for key, (rule, default) in known.items():
         assert named[key] == (rule, default), key
+
+
+def test_every_setting_of_a_study_is_in_the_guide() -> None:
+    (rows_of_guide,) = guide.tables(REFERENCE, "Settings of a study")
+    assert [guide.code(key) for key, _, _ in rows_of_guide] == list(Study.model_fields)
+
+
+def test_the_rounds_of_the_sequential_test_are_in_the_guide() -> None:
+    (rows_of_guide,) = guide.tables(BENCHMARKING, "Add seeds until it is settled")
+    for groups, one, two, _, least in rows_of_guide:
+        assert (int(one.split()[0]), int(two.split()[0])) == ROUNDS_NEEDED[int(groups)]
+        assert int(least) == least_rounds(threshold(int(groups)))
+    assert len(rows_of_guide) == len(ROUNDS_NEEDED)
+
+
+def test_the_plans_in_the_guide_are_those_of_two_cores() -> None:
+    (rows_of_guide,) = guide.tables(BENCHMARKING, "Let the program plan")
+    for hours, games, algorithms, modes, seeds, length in rows_of_guide:
+        plan = plan_study(float(hours), 2, {})
+        sizes = [len(plan.settings[key]) for key in ("envs", "algorithms", "modes", "seeds")]
+        assert sizes == [int(games), int(algorithms), {"parallel": 1, "both": 2}[modes], int(seeds)]
+        number, unit = length.split()
+        said = float(number) * {"seconds": 1, "minutes": 60}[unit]
+        assert plan.training_seconds == pytest.approx(said, rel=0.1)
 
 
 def sizes_of(files: list[Path], algorithm: str, mode: str) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlcb.comparison.format import listed
-from rlcb.comparison.sequential_test import Decision
+from rlcb.comparison.sequential_test import Decision, Lead
 from rlcb.text import counted
 
 CAUTION = (
@@ -24,12 +24,13 @@ def claim(decision: Decision) -> str:
 
 
 def lead(decision: Decision) -> str:
-    """Return the distance between the first two groups: `0.83 more than A2C parallel, interval ...`; empty if
-    there is none. The interval holds at all rounds together."""
-    found = decision.lead
-    if found is None:
-        return ""
-    text = f"{found.difference:.2f} more than {found.second}"
+    """Return `PPO parallel is 0.83 ahead of A2C parallel, sequential interval 0.21 to 1.45`; empty if there is
+    no second group. The interval holds at all rounds together."""
+    return "" if decision.lead is None else f"{decision.lead.first} is {_distance(decision.lead)}"
+
+
+def _distance(found: Lead) -> str:
+    text = f"{found.difference:.2f} ahead of {found.second}"
     if found.interval is None:
         return f"{text}, too few rounds for an interval"
     return f"{text}, sequential interval {found.interval[0]:.2f} to {found.interval[1]:.2f}"
@@ -51,7 +52,7 @@ def sentence(decision: Decision, means: Mapping[str, float], where: str, basis: 
     text = f"{claim(decision)} {where}"
     text = text[0].upper() + text[1:]
     if decision.lead is not None:
-        text += f". {first} returned {means[first]:.2f}, {lead(decision)} ({basis})"
+        text += f". {first} returned {means[first]:.2f} and is {_distance(decision.lead)} ({basis})"
     if decision.winner is not None:
         return f"{text}: {choose}." if choose else f"{text}."
     return f"{text}. Choose any of {listed(decision.open)}, or add rounds with more --max-hours."
@@ -59,5 +60,4 @@ def sentence(decision: Decision, means: Mapping[str, float], where: str, basis: 
 
 def line(decision: Decision) -> str:
     """Return the state of a game after a round in one line, as a study prints it."""
-    ahead = "" if decision.winner is not None else f"{decision.open[0]} is ahead, " if decision.lead else ""
-    return "; ".join(filter(None, [claim(decision), ahead + lead(decision), put_out(decision)]))
+    return "; ".join(filter(None, [claim(decision), lead(decision), put_out(decision)]))

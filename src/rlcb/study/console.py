@@ -85,7 +85,7 @@ def describe_time(seconds: float | None, todo: Sequence[PlannedRun]) -> str:
 def _facts(folder: StudyFolder, estimate: TimeEstimate) -> dict[str, str | Path]:
     study, machine = folder.study, describe_machine()
     runs = study.runs
-    labels = [f"{ALGORITHMS[algorithm].label} {mode}" for algorithm, mode in study.configurations]
+    labels = list(dict.fromkeys(run.label for run in runs))
     budget = f"{clock(study.duration * 3600)} of wall clock" if study.duration is not None else ""
     budget = budget or f"{study.total_timesteps or 0:,} timesteps"
     seconds = estimate.evaluation(study.runs[0])

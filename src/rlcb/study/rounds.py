@@ -14,21 +14,15 @@ from typing import Any
 
 from rlcb.comparison.rounds import line
 from rlcb.comparison.sequential_test import Decision, decide, least_rounds, threshold
-from rlcb.config.algorithms import ALGORITHMS
 from rlcb.config.games import procgen_game
 from rlcb.errors import UsageError
 from rlcb.study.console import Outcome
 from rlcb.study.folder import StudyFolder, read_study_file
 from rlcb.study.runner import Runner
 from rlcb.study.state import RunState, TimeEstimate, read_state
-from rlcb.study.study import PlannedRun, Study, build_study
+from rlcb.study.study import Study, build_study
 from rlcb.text import counted
 from rlcb.training.run_folder import STUDY_FILE
-
-
-def label_of(run: PlannedRun) -> str:
-    """Return the name of a run's group as comparisons show it, such as `PPO parallel`."""
-    return f"{ALGORITHMS[run.algorithm].label} {run.mode}"
 
 
 def unseen_return(state: RunState) -> float:
@@ -50,8 +44,8 @@ def decisions(study: Study, states: Mapping[str, RunState]) -> dict[str, Decisio
             of_round = [run for run in runs if run.seed == seed]
             if not all(states[run.name].done for run in of_round):
                 break
-            rounds.append({label_of(run): unseen_return(states[run.name]) for run in of_round})
-        labels = dict.fromkeys(label_of(run) for run in runs)
+            rounds.append({run.label: unseen_return(states[run.name]) for run in of_round})
+        labels = dict.fromkeys(run.label for run in runs)
         values = {label: [each[label] for each in rounds if label in each] for label in labels}
         found[env] = decide(values, len(study.envs))
     return found
@@ -62,7 +56,7 @@ def next_round(study: Study, found: Mapping[str, Decision]) -> Study:
     last_seeds = dict(study.last_seeds)
     for run in study.runs:
         decision = found[run.env]
-        if decision.winner is not None or label_of(run) not in decision.open:
+        if decision.winner is not None or run.label not in decision.open:
             last_seeds.setdefault(run.group, study.seeds[-1])
     seeds = [*study.seeds, max(study.seeds) + 1]
     return build_study({**study.model_dump(), "seeds": seeds, "last_seeds": last_seeds}, "study")

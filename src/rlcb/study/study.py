@@ -66,6 +66,11 @@ class PlannedRun:
         return self.name.removesuffix(f"_seed{self.seed}")
 
     @property
+    def label(self) -> str:
+        """The name of the run's group as comparisons show it, such as `PPO parallel`."""
+        return f"{ALGORITHMS[self.algorithm].label} {self.mode}"
+
+    @property
     def title(self) -> str:
         return f"{self.algorithm.upper()} {self.mode}, {self.game}, seed {self.seed}"
 
