@@ -24,8 +24,8 @@ def claim(decision: Decision) -> str:
 
 
 def lead(decision: Decision) -> str:
-    """Return `PPO parallel is 0.83 ahead of A2C parallel, sequential interval 0.21 to 1.45`; empty if there is
-    no second group. The interval holds at all rounds together."""
+    """Return `PPO parallel is 0.83 ahead of A2C parallel, sequential interval 0.21 to 1.45`; empty without a
+    second group. The interval holds at all rounds together."""
     return "" if decision.lead is None else f"{decision.lead.first} is {_distance(decision.lead)}"
 
 
