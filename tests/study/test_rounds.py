@@ -16,7 +16,7 @@ from rlcb.comparison.sequential_test import least_rounds, threshold
 from rlcb.errors import UsageError
 from rlcb.processes.machine_lock import Lock
 from rlcb.processes.signals import StopSignal
-from rlcb.study import runner
+from rlcb.study import console, runner
 from rlcb.study.console import Outcome, StudyProgress
 from rlcb.study.folder import open_study
 from rlcb.study.rounds import decisions, run_rounds
@@ -99,7 +99,7 @@ def test_rounds_end_when_one_group_is_left_and_bad_groups_get_no_more_seeds(
     assert rounds.seeds_of("ppo") == rounds.seeds_of("impala") == list(range(1, last.rounds + 1))
     assert rounds.seeds_of("a2c") == list(range(1, first.rounds + 1))
     assert rounds.settings()["last_seeds"] == {"a2c_parallel_starpilot": first.rounds}
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert (
         f"starpilot: not settled by the sequential test after {first.rounds} rounds; PPO parallel and" in said
     )
@@ -107,6 +107,18 @@ def test_rounds_end_when_one_group_is_left_and_bad_groups_get_no_more_seeds(
         f"starpilot: settled by the sequential test after {last.rounds} rounds: PPO parallel is best" in said
     )
     assert f"put out: A2C parallel by {first.by} in round {first.rounds}" in said
+
+
+def test_the_progress_of_rounds_is_the_share_of_their_time(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "LINE_INTERVAL_SECONDS", 0.0)
+    rounds.value = lambda run: float(np.random.default_rng([run.seed, len(run.algorithm)]).normal())
+    rounds.run(max_hours=2.0, algorithms=["ppo", "impala"])
+    lines = [each for each in capsys.readouterr().out.splitlines() if "of the study" in each]
+    shares = [int(each.partition("%")[0]) for each in lines]
+    assert shares == sorted(shares) and shares[0] <= 2 and 85 <= shares[-1] <= 100
+    assert "1:5" in lines[0]
 
 
 def test_a_settled_study_runs_nothing_when_it_is_started_again(rounds: Rounds) -> None:

@@ -214,7 +214,7 @@ class StudyProgress:
 
         The bar shows the number of the run only: the line above it has its title.
         """
-        remaining = "time left unknown" if seconds_left is None else f"{clock(seconds_left)} left"
+        remaining = "time left unknown" if seconds_left is None else f"{clock(max(0.0, seconds_left))} left"
         if self._bar is not None:
             self._fraction = max(self._fraction, fraction)  # estimates of the time may grow
             self._bar.show(self._fraction, [remaining, *parts, f"run {run.split()[0]}"])

@@ -8,6 +8,7 @@ looks.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from rlcb.study.folder import StudyFolder, read_study_file
 from rlcb.study.runner import Runner
 from rlcb.study.state import RunState, TimeEstimate, read_state
 from rlcb.study.study import Study, build_study
-from rlcb.text import counted
+from rlcb.text import COLUMNS, counted
 from rlcb.training.run_folder import STUDY_FILE
 
 
@@ -74,7 +75,8 @@ def run_rounds(runner: Runner) -> list[Outcome]:
             return outcomes
         found = decisions(study, runner.states)
         for env, decision in found.items():
-            runner.progress.print_line(f"{procgen_game(env) or env}: {line(decision)}")
+            text = f"{procgen_game(env) or env}: {line(decision)}"
+            runner.progress.print_line(textwrap.fill(text, COLUMNS, subsequent_indent="      "))
         if all(decision.winner is not None for decision in found.values()):
             return outcomes
         after = next_round(study, found)

@@ -201,6 +201,11 @@ class Runner:
             self.progress.show(done / len(runs), None, text, parts)
             return
         total = sum(each for each in totals if each is not None)
+        if self.folder.study.max_hours is not None:  # rounds may be added until then
+            limit = self.folder.study.max_hours * 3600
+            left = limit - total + sum(known)
+            self.progress.show(1 - left / limit, left, text, parts)
+            return
         cooldowns = self.folder.study.cooldown * max(0, sum(each > 0 for each in known) - 1)
         self.progress.show(1 - min(1.0, sum(known) / total), sum(known) + cooldowns, text, parts)
 
