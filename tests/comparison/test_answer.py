@@ -109,7 +109,7 @@ class TestSentence:
         assert findings(comparison)[0].place == "coinrun, training at equal wall clock (1.7 minutes)"
         text = flat(terminal(comparison))
         assert (
-            "no run was evaluated" in text
+            "No run was evaluated on coinrun" in text
             and "--evaluate-episodes" in text
             and "evaluate_universal.py" in text
         )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcb.comparison.findings import findings, headline, rank_in_game
-from tests.comparison_run_folders import RunSet, line, row
+from rlcb.comparison.findings import effort, findings, headline, rank_in_game
+from tests.comparison_run_folders import RunSet, evaluation, line, row
 
 
 @pytest.fixture
@@ -93,3 +93,11 @@ def test_over_games(study: RunSet) -> None:
         assert found.place.startswith("Over 2 games") and "PPO parallel" in found.claim
         assert "n=4" in found.detail and "n=4 of" not in found.detail
         assert found.detail.endswith("; no value for IMPALA parallel.")
+
+
+def test_a_budget_that_was_not_recorded_is_no_equal_budget(study: RunSet) -> None:
+    for mode in ("sequential", "parallel"):
+        evaluation(study.add(line(5, 6, 1000, 100), mode=mode, record={"duration_hours": None}), 5, 5)
+    found = findings(study.compare())[0]
+    assert found.place == "coinrun, unseen levels after an unrecorded time"
+    assert effort(study.compare().games[0]) == ("an unrecorded time", False)

@@ -185,7 +185,7 @@ class TestEpisodes:
 
     def test_few_episodes_are_counted_where_returns_are_compared(self, study: RunSet) -> None:
         rows = [row(100 * i, 10.0 * i, 5.0, **{"rollout/episodes": 3 * i}) for i in range(1, 11)]
-        assert "30 with seed 1" in kinds(self.compared(study, rows))["few_episodes"]
+        assert "30 at equal timesteps with seed 1" in kinds(self.compared(study, rows))["few_episodes"]
 
     def test_nothing_is_wrong_with_many_finished_episodes(self, study: RunSet) -> None:
         assert kinds(self.compared(study, line(4, 6, 160_000, 600))) == {}

@@ -12,7 +12,7 @@ from rlcb.comparison.groups import Group
 from rlcb.comparison.metrics import TIME_AXES, TimeAxis, return_curve
 from rlcb.comparison.procgen_scores import normalise, score_range
 from rlcb.comparison.runs import Run
-from rlcb.comparison.statistics import Band, Bootstrap, Values, band, on_grid, rising
+from rlcb.comparison.statistics import Band, Bootstrap, Values, band, finite, on_grid, rising
 from rlcb.plots.style import running_mean
 
 POINTS = 201  # grid points: more than a plot of this size can show
@@ -112,7 +112,7 @@ def game_panels(game: GameResult, bootstrap: Bootstrap) -> list[Panel]:
 def clock_grid(groups: Sequence[Group], time_axis: TimeAxis) -> Values:
     """Return a grid (P,) from 0 to the end of the longest run, in timesteps or seconds."""
     columns = [run.series[time_axis.column] for group in groups for run in group.runs]
-    end = max((float(np.nanmax(column, initial=0.0)) for column in columns), default=0.0)
+    end = max((float(finite(column).max(initial=0.0)) for column in columns), default=0.0)
     grid: Values = np.linspace(0.0, max(end, 1e-9), POINTS)
     return grid
 

@@ -23,7 +23,6 @@ from rlcb.comparison.reference import references
 from rlcb.comparison.statistics import CONFIDENCE, IntervalEstimate, Values, finite
 from rlcb.comparison.tables import phase_shares
 from rlcb.comparison.warnings import cautions
-from rlcb.files import strict_json
 
 SCHEMA_VERSION = 1
 
@@ -197,11 +196,6 @@ def curve_data(panel: Panel, runs: bool = False) -> dict[str, Any]:
 
 def rounded(values: Values) -> list[float | None]:
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]
-
-
-def clean(data: dict[str, Any]) -> Any:
-    """Replace NaN and infinities by None, as strict JSON needs."""
-    return strict_json(data)
 
 
 FACTS = {

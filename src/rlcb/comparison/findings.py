@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from rlcb.comparison import rounds
 from rlcb.comparison.analysis import Comparison, GameResult, Pair
 from rlcb.comparison.fairness import TOLERANCE
@@ -15,7 +13,7 @@ from rlcb.comparison.format import listed, p_text, window_text, with_interval
 from rlcb.comparison.metrics import BY_KEY, EVALUATIONS, TIME_AXES
 from rlcb.comparison.runs import as_number, dig
 from rlcb.comparison.sequential_test import Decision
-from rlcb.comparison.statistics import IntervalEstimate
+from rlcb.comparison.statistics import IntervalEstimate, finite
 from rlcb.comparison.warnings import SIGNIFICANCE
 from rlcb.config.games import procgen_game
 from rlcb.rl.statistics import WINDOW
@@ -198,11 +196,12 @@ def effort(game: GameResult) -> tuple[str, bool]:
     runs = [run for result in game.groups for run in result.group.runs]
     runs = [run for run in runs if run.completed] or runs
 
-    def span(key: str) -> tuple[float, float]:
-        values = np.array([run.number(key) for run in runs])
-        return float(np.nanmin(values)), float(np.nanmax(values))
-
-    (low, high), (least, most) = span("duration_hours"), span("total_timesteps")
+    hours, timesteps = (
+        finite([run.number(key) for run in runs]) for key in ("duration_hours", "total_timesteps")
+    )
+    if not hours.size or not timesteps.size:
+        return "an unrecorded time", False
+    low, high, least, most = hours.min(), hours.max(), timesteps.min(), timesteps.max()
     if high - low <= TOLERANCE * high:
         return duration_text(1800 * (low + high)), True
     if most - least <= TOLERANCE * most:

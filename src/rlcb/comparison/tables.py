@@ -64,10 +64,11 @@ STATES = {"unfinished": "killed or running"}
 def overview_table(game: GameResult) -> Table:
     """Return the few rows that the terminal shows by default: mean and 95 % interval of each group. Includes
     the groups that lost all seeds."""
-    note = "mean over seeds [95 % bootstrap interval of the mean]"
     labels = [result.group.label for result in game.groups]
     table = Table(f"Results: {game.game}", ["", *labels, *(group.label for group in game.lost)])
-    table.note, table.aligned = note, True
+    table.aligned = True
+    if any(len(result.group.runs) > 1 for result in game.groups):
+        table.note = "mean over seeds [95 % bootstrap interval of the mean]"
     empty = [MISSING] * len(game.lost)
 
     def add(name: str, cells: Sequence[str], lost: Sequence[str] = empty) -> None:

@@ -220,18 +220,21 @@ def _step_limit(runs: Sequence[Run]) -> Iterator[str]:
 
 def _few_episodes(game: GameResult, result: GroupResult) -> Iterator[str]:
     """Find runs that had finished fewer than 100 episodes where returns are compared."""
-    for time_axis in TIME_AXES:
-        window, few = game.windows[time_axis.key], []
-        for run in result.group.runs:
+    few = []
+    for run in result.group.runs:
+        counts = []
+        for time_axis in TIME_AXES:
             x, episodes = rising(run.series[time_axis.column], run.series["rollout/episodes"])
+            window = game.windows[time_axis.key]
             if window is not None and x.size and window.end >= x[0]:
-                count = float(np.interp(window.end, x, episodes))
-                few += [f"{count:.0f} with seed {run.seed}"] if count < WINDOW else []
-        if few:
-            yield (
-                f"few episodes had finished at {time_axis.title} ({listed(few)}): the training return is the "
-                f"mean of fewer than {WINDOW}, and short episodes finish first"
-            )
+                counts.append((float(np.interp(window.end, x, episodes)), time_axis.title))
+        if counts and min(counts)[0] < WINDOW:
+            few.append(f"{min(counts)[0]:.0f} at {min(counts)[1]} with seed {run.seed}")
+    if few:
+        yield (
+            f"few episodes had finished ({listed(few)}): the training return is the mean of fewer than "
+            f"{WINDOW}, and short episodes finish first"
+        )
 
 
 def finished_share(run: Run) -> float:
@@ -265,10 +268,12 @@ def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _about_all(comparison: Comparison) -> Iterator[Caution]:
+    unknown = [game.game for game in comparison.games if game.evaluated is None]
+    if unknown:
+        text = f"no run was evaluated on {listed(unknown)}, so findings rest on training returns"
+        yield Caution("not_evaluated", "", "", f"{text}; {HOW_TO_EVALUATE}")
     for game in comparison.games:
         if game.evaluated is None:
-            text = f"no run was evaluated, so findings rest on training returns; {HOW_TO_EVALUATE}"
-            yield Caution("not_evaluated", game.game, "", text)
             continue
         without = [r.group.label for r in game.groups if r.estimates[game.evaluated] is None]
         if without:
