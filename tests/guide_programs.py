@@ -29,6 +29,7 @@ COMMANDS = {
     "evaluate": "evaluate.py",
     "compare": "compare_results.py",
     "benchmark": "run_benchmark.py",
+    "tune": "tune.py",
     "plot": "plot_results.py",
     "profile": "profile_cpu.py",
     "quick-test": "quick_test.py",

@@ -18,6 +18,7 @@ import pytest
 from rlcb import api
 from rlcb.processes import machine_load, subprocesses
 from rlcb.study import runner
+from rlcb.tuning import tuner
 from tests import runs
 from tests.guide_blocks import Block, Command
 from tests.guide_programs import Program, Result, call, parse, program_of, resolve
@@ -96,6 +97,18 @@ def shrink_study(program: Program) -> list[str]:
         flags += [*sizes, "--modes", "sequential", "--total-timesteps", str(TIMESTEPS)]
         flags += ["--set", "ppo:training.batch_size=16"] if "ppo" in flags else []
     return [*flags, "--evaluate-episodes", "2"]
+
+
+def shrink_tuning(program: Program) -> list[str]:
+    """The flags of a tuning, for one trial of sequential runs of each algorithm that has that mode."""
+    flags = without(program.flags, ("--duration", "--total-timesteps", "--trials", "--mode"))
+    if "--algorithms" not in flags:
+        return flags
+    if "a3c" in flags:
+        flags.remove("a3c")
+    sizes = {**SIZES, "ppo:training.batch_size": "16"} if "ppo" in flags else SIZES
+    fixed = [word for key, value in sizes.items() for word in ("--set", f"{key}={value}")]
+    return [*flags, *fixed, "--mode", "sequential", "--trials", "1", "--total-timesteps", str(TIMESTEPS)]
 
 
 def run_in_process(
@@ -198,6 +211,8 @@ class Walk:
             result = self.train(program)
         elif program.name == "run_benchmark.py":
             result = self.study(program)
+        elif program.name == "tune.py":
+            result = self.tuning(program)
         else:
             result = call(program.name, [*program.flags, *self.further(program)])
         assert result.code == 0, result.text[-2000:]
@@ -225,6 +240,12 @@ class Walk:
             patch.setattr(runner, "measure_load", lambda: machine_load.measure_load(0.01))
             patch.setattr(subprocesses, "POLL_SECONDS", 0.01)
             return call(program.name, shrink_study(program))
+
+    def tuning(self, program: Program) -> Result:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RL_BENCHMARK_LOCK", str(self.folder / "lock"))
+            patch.setattr(tuner, "run_logged", run_in_process)
+            return call(program.name, shrink_tuning(program))
 
 
 def check_target(words: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ GROUND = "ground"
 FLOORS = (
     ("api", "__main__"),
     ("cli",),
-    ("study", "profiling"),
+    ("study", "profiling", "tuning"),
     ("comparison", "evaluation", "cluster"),
     ("parallel", "plots"),
     ("training",),

@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": ("rlcb.cli.evaluate", "play episodes with a checkpoint, or with the random policy"),
     "compare": ("rlcb.cli.compare", "compare runs: statistics, tables, plots and an HTML page"),
     "benchmark": ("rlcb.cli.benchmark", "train, evaluate and compare algorithms x modes x games x seeds"),
+    "tune": ("rlcb.cli.tune", "search hyperparameters with equal effort for each algorithm"),
     "plot": ("rlcb.cli.plot", "draw the training curves of a run"),
     "profile": ("rlcb.cli.profile", "measure this machine and get advice on its settings"),
     "quick-test": ("rlcb.cli.quick_test", "check the installation in less than a minute"),

@@ -1,0 +1,6 @@
+"""Search hyperparameters of several algorithms with equal effort (Optuna)."""
+
+from rlcb.start import start
+
+if __name__ == "__main__":
+    start("rlcb.cli.tune")
