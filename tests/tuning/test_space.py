@@ -21,6 +21,8 @@ from rlcb.tuning.space import (
     search_space,
     settings_of,
 )
+from tests import guide_blocks as guide
+from tests import runs
 
 PAIRS = [(name, mode) for name, each in ALGORITHMS.items() for mode in ONE_MACHINE if mode in each.modes]
 
@@ -66,6 +68,26 @@ def test_every_draw_is_a_valid_configuration_with_the_drawn_settings(algorithm: 
         drawn.append(settings)
     for key in drawn[0]:
         assert len({each[key] for each in drawn}) > 1, f"{key} never changes"
+
+
+def test_the_guide_lists_every_search_space() -> None:
+    (rows,) = guide.tables(runs.PROJECT / "docs/tuning.md", "What is searched")
+    listed: dict[str, dict[str, str]] = {name: {} for name in ALGORITHMS}
+    for key, algorithms, text in rows:
+        for name, algorithm in ALGORITHMS.items():
+            if algorithms == "all" or algorithm.label in algorithms:
+                listed[name][guide.code(key)] = text.replace("minibatches in", "in")
+    for algorithm, mode in PAIRS:
+        space = search_space(config(algorithm, mode), ())
+        assert list(listed[algorithm]) == [each.key for each in space], algorithm
+        for dimension in space:
+            text = listed[algorithm][dimension.key]
+            if (algorithm, dimension.key) == ("impala", "training.max_grad_norm"):
+                assert dimension.text() == "0.05 to 40, log"
+                text, _, exception = text.partition(" (")
+                assert exception == "IMPALA: to 40)"
+            else:
+                assert text.partition(" (")[0] == dimension.text(), (algorithm, dimension.key)
 
 
 def test_every_algorithm_searches_the_common_settings_in_equal_ranges() -> None:
