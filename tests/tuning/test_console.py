@@ -73,6 +73,18 @@ def test_the_tables_show_counts_hours_scores_and_failures_in_80_columns(
     assert "failed: IMPALA trial 1:" in text
 
 
+def test_a_note_says_when_the_window_is_too_short_for_the_best_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = open_tuning(tmp_path / "t", {"algorithms": ["ppo"], "duration": 0.1})
+    for is_short in (True, False):
+        best = trial("ppo", 0, "complete", 0.5, 360.0)
+        best.runs["coinrun_seed1"]["is_short"] = is_short
+        print_results(folder, [best])
+        text = " ".join(capsys.readouterr().out.split())
+        assert ("note coinrun_seed1: fewer episodes ended" in text) == is_short
+
+
 def test_the_best_trial_is_complete_and_the_earlier_of_two_equal_ones() -> None:
     best = best_of([*TRIALS, trial("ppo", 4, "complete", 0.25, 1.0)], "ppo")
     assert best is not None and best.default is not None

@@ -18,8 +18,8 @@ from rlcb.tuning.score import (
     joint_score,
     normalised,
     require_one_scale,
-    score_after,
-    window_return,
+    window,
+    window_of_part,
 )
 
 
@@ -30,6 +30,16 @@ def row(timesteps: int, seconds: float, reward_per_step: float, episodes: int) -
         "rollout/reward_per_step": reward_per_step,
         "rollout/episodes": episodes,
     }
+
+
+def window_return(*arguments: Any, **options: Any) -> float | None:
+    seen = window(*arguments, **options)
+    return None if seen is None else seen.mean_return
+
+
+def score_after(*arguments: Any) -> float | None:
+    seen = window_of_part(*arguments)
+    return None if seen is None else seen.mean_return
 
 
 def config(env: str, mode: str = "easy") -> Config:
@@ -73,7 +83,12 @@ def test_a_policy_that_stands_still_scores_nothing_however_good_it_was() -> None
 
 def test_environments_that_end_no_episode_count_one_each() -> None:
     rows = [row(800, 1, 1.0, 0), row(1600, 2, 1.0, 2)]
-    assert window_return(rows, 0.0, 2.0, num_envs=8, timed=True) == 1600 / 8
+    seen = window(rows, 0.0, 2.0, num_envs=8, timed=True)
+    assert seen is not None
+    assert (seen.rewards, seen.episodes, seen.is_short) == (1600, 2, True)
+    assert seen.mean_return == 1600 / 8
+    enough = window(rows, 0.0, 2.0, num_envs=2, timed=True)
+    assert enough is not None and not enough.is_short
 
 
 def test_without_a_row_in_the_window_the_last_one_before_counts() -> None:

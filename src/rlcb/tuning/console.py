@@ -23,6 +23,10 @@ from rlcb.tuning.search import STARTUP_TRIALS, TrialResult
 from rlcb.tuning.settings import Tuning
 from rlcb.tuning.space import Dimension
 
+SHORT_WINDOW = (
+    "{runs}: fewer episodes ended in the last quarter of the budget than there are environments, so the "
+    "score counts unfinished episodes as whole ones; use a longer budget or fewer environments"
+)
 LINE_INTERVAL_SECONDS = 60.0
 START_SECONDS = 8.0  # time to load libraries, make environments and save, in addition to training
 SAMPLERS = {"tpe": "tree-structured Parzen estimator (TPE)", "random": "random"}
@@ -188,6 +192,9 @@ def print_results(folder: TuningFolder, results: Sequence[TrialResult]) -> None:
         else:
             console.print()
             console.print(settings_table(best))
+            short = [name for name, run in best.trial.runs.items() if run.get("is_short")]
+            if short:
+                print_rows({"note": SHORT_WINDOW.format(runs=", ".join(short))}, 6)
     for result in results:
         if result.state == "failed":
             print(f"failed: {ALGORITHMS[result.algorithm].label} trial {result.number + 1}: {result.reason}")

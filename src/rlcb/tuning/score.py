@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlcb.comparison.procgen_scores import normalise, score_range
 from rlcb.config.config import Config
@@ -30,13 +30,34 @@ def position(row: Row, timed: bool) -> float:
     return float(row["time/elapsed_seconds"] if timed else row["timesteps"])
 
 
-def window_return(rows: Sequence[Row], start: float, end: float, num_envs: int, timed: bool) -> float | None:
-    """Return the mean return of an episode between two positions; None before the first update.
+class Window(NamedTuple):
+    """What a run did between two positions."""
 
-    It is the sum of all raw rewards in the window, divided by the number of episodes that ended in it, or by
-    the number of environments if that is larger. So episodes that do not end count as well: a policy that
-    stands still scores what it gets, and not the mean of episodes that ended long ago. If no row lies in the
-    window, the last one before its end counts.
+    rewards: float
+    """The sum of all raw rewards."""
+    episodes: int
+    """The number of episodes that ended."""
+    num_envs: int
+
+    @property
+    def mean_return(self) -> float:
+        """The rewards divided by the number of episodes, or by the number of environments if that is larger.
+
+        So episodes that do not end count as well: a policy that stands still scores what it gets, and not the
+        mean of episodes that ended long ago.
+        """
+        return self.rewards / max(self.episodes, self.num_envs)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether fewer episodes ended than there are environments. Unfinished ones then count as whole."""
+        return self.episodes < self.num_envs
+
+
+def window(rows: Sequence[Row], start: float, end: float, num_envs: int, timed: bool) -> Window | None:
+    """Return what a run did after `start` and until `end`, two positions; None before the first update.
+
+    If no row lies in the window, the last one before its end counts.
     """
     before = [row for row in rows if position(row, timed) <= start]
     inside = [row for row in rows if start < position(row, timed) <= end]
@@ -49,15 +70,17 @@ def window_return(rows: Sequence[Row], start: float, end: float, num_envs: int, 
     for row in inside:
         rewards += row["rollout/reward_per_step"] * (row["timesteps"] - last)
         last = row["timesteps"]
-    return float(rewards / max(inside[-1]["rollout/episodes"] - episodes, num_envs))
+    return Window(float(rewards), inside[-1]["rollout/episodes"] - episodes, num_envs)
 
 
-def score_after(rows: Sequence[Row], part: int, budget: float, num_envs: int, timed: bool) -> float | None:
-    """Return the return at the end of part number `part` (from 1) of the budget (seconds, or timesteps)."""
+def window_of_part(
+    rows: Sequence[Row], part: int, budget: float, num_envs: int, timed: bool
+) -> Window | None:
+    """Return the window that ends with part number `part` (from 1) of the budget (seconds, or timesteps)."""
     end = budget * part / BUDGET_PARTS
     if part == BUDGET_PARTS:
         end = float("inf")  # the last update of a run may end after the budget
-    return window_return(rows, budget * (part - WINDOW_PARTS) / BUDGET_PARTS, end, num_envs, timed)
+    return window(rows, budget * (part - WINDOW_PARTS) / BUDGET_PARTS, end, num_envs, timed)
 
 
 def normalised(value: float, config: Config) -> float:

@@ -93,7 +93,8 @@ class TrialResult:
     reason: str
     """Why a failed trial failed."""
     runs: dict[str, dict[str, Any]]
-    """For each run, by the name of its folder: status, seconds, timesteps, return and score."""
+    """For each run, by the name of its folder: status, seconds, timesteps, final entropy; and of its last
+    window: return, score, episodes, and whether it is short."""
 
     @property
     def seconds(self) -> float:

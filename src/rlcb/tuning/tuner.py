@@ -22,7 +22,7 @@ from rlcb.processes.subprocesses import describe_exit, failure_reason, run_logge
 from rlcb.training.run_folder import CONFIG_FILE
 from rlcb.tuning.console import TuningProgress, trial_line
 from rlcb.tuning.folder import TuningFolder, run_name
-from rlcb.tuning.score import BUDGET_PARTS, RowReader, joint_score, normalised, position, score_after
+from rlcb.tuning.score import BUDGET_PARTS, RowReader, joint_score, normalised, position, window_of_part
 from rlcb.tuning.search import Search, Trial, TrialResult, open_storage
 
 READ_SECONDS = 1.0  # how often the rows of a run are read
@@ -192,10 +192,10 @@ class Tuner:
         passed = BUDGET_PARTS if completed else min(passed, BUDGET_PARTS - 1)
         score = None
         for part in range(run.reported + 1, passed + 1):
-            value = score_after(rows, part, tuning.budget, run.config.env.num_envs, tuning.timed)
-            if value is None:
+            seen = window_of_part(rows, part, tuning.budget, run.config.env.num_envs, tuning.timed)
+            if seen is None:
                 continue
-            score = normalised(value, run.config)
+            score = normalised(seen.mean_return, run.config)
             run.reported = part
             if not run.pruned:
                 step = run.index * BUDGET_PARTS + part - 1
@@ -207,14 +207,16 @@ class Tuner:
     ) -> None:
         """Store what a run has reached with its trial."""
         rows, tuning = run.reader.read(), self.tuning
-        value = score_after(rows, BUDGET_PARTS, tuning.budget, run.config.env.num_envs, tuning.timed)
+        seen = window_of_part(rows, BUDGET_PARTS, tuning.budget, run.config.env.num_envs, tuning.timed)
         run.trial.note_run(
             run.name,
             {
                 "status": status,
                 "seconds": round(float(rows[-1]["time/elapsed_seconds"]), 3) if rows else 0.0,
                 "timesteps": int(rows[-1]["timesteps"]) if rows else 0,
-                "return": value if status == "completed" else None,
+                "return": None if seen is None or status != "completed" else seen.mean_return,
+                "episodes": None if seen is None else seen.episodes,
+                "is_short": seen is not None and seen.is_short,
                 "score": score,
                 "entropy": rows[-1]["train/entropy"] if rows else None,
                 "error": record.get("error"),
