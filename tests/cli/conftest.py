@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlcb.cli import benchmark
 from rlcb.processes.machine_lock import PATH_VARIABLE
 from tests import runs
 
@@ -92,9 +95,12 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> FinishedStudy:
     gate.unlink()
     records = [(root / name / "benchmark_metrics.json").read_text() for name in (first, second)]
     left = [each.pid for each in runs.processes_of(root)]
-    done = runs.run("run_benchmark.py", "--output-dir", root, env=environment, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as resumed:
+        for name in (PATH_VARIABLE, "PYTHONPATH"):
+            patch.setenv(name, environment[name])
+        patch.syspath_prepend(folder)
+        assert benchmark.main(["--output-dir", str(root)]) == 0, resumed.getvalue()
     return FinishedStudy(
         *(root, environment, first, second, process.returncode, out, err, left, (records[0], records[1])),
-        done.stdout,
+        resumed.getvalue(),
     )
