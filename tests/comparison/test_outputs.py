@@ -251,6 +251,11 @@ class TestFigure:
         assert titles[:2] == [f"Normalised score over {clock}" for clock in ("wall clock", "timesteps")]
         assert titles[2:] == ["FPS: coinrun", "Normalised score: unseen levels"]
 
+    def test_scores_of_one_game_are_not_drawn_for_all(self, tmp_path: Path) -> None:
+        found = analysed(tmp_path, ("procgen-coinrun-v0", "CartPole-v1"))
+        titles = [ax.get_title(loc="left") for ax in draw_games(found, panels_of(found)).axes]
+        assert titles[0].startswith("Episode return: ") and titles[3].startswith("Return: ")
+
     def test_games_without_scores_are_drawn_side_by_side(self, tmp_path: Path) -> None:
         found = analysed(tmp_path, ("CartPole-v1", "Acrobot-v1"))
         figure = draw_games(found, panels_of(found))

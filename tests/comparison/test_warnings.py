@@ -59,7 +59,7 @@ class TestStuckPolicy:
         assert interval in found["disagree"] and found["disagree"].startswith("IMPALA parallel, coinrun: ")
         assert f"0.18 nats with seed 1, {0.18 / math.log(15):.0%} of the highest" in found["entropy"]
         assert "100 of 100 at 1,000 steps with seed 1" in found["step_limit"]
-        assert "0% with seed 1" in found["unfinished_episodes"]
+        assert "0% of its timesteps with seed 1" in found["unfinished_episodes"]
 
     def test_they_stand_in_the_text_the_page_and_the_json(
         self, study: RunSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -68,13 +68,16 @@ def draw_game(comparison: Comparison, game: GameResult, panels: Sequence[Panel])
 def draw_games(comparison: Comparison, panels: dict[str, list[Panel]]) -> Figure:
     """Draw the picture of several games: normalised scores, and the speed in the first game.
 
-    `panels` holds the panels of each game by its env id and those of the scores under "". Without scores the
-    returns in the first two games take their place; raw returns are never averaged over games.
+    `panels` holds the panels of each game by its env id and those of the scores under "". Without scores of
+    several games the returns in the first two games take their place; raw returns are never averaged.
     """
-    first = comparison.games[0]
+    first, across = comparison.games[0], comparison.across
+    scored = across is not None and len(across.games) > 1
     large = [
-        panel._replace(title=f"Normalised score over {_clock_name(panel)}") for panel in panels[""][::-1]
-    ]  # wall clock first
+        panel._replace(title=f"Normalised score over {_clock_name(panel)}")
+        for panel in panels[""][::-1]  # wall clock first
+        if scored
+    ]
     if not large:
         for game in comparison.games[: len(RETURNS)]:
             (panel,) = _pick(panels[game.env], RETURNS[:1])
@@ -86,7 +89,7 @@ def draw_games(comparison: Comparison, panels: dict[str, list[Panel]]) -> Figure
     said = findings(comparison)
     said = [each for each in said if each.place.startswith("Over ")][1:] or said
     title = f"Comparison on {len(comparison.games)} games: {', '.join(names)}"
-    if comparison.across is not None and comparison.across.scores["test_return"]:
+    if scored and across is not None and across.scores["test_return"]:
         forest = Forest("Normalised score: unseen levels", "", score_rows(comparison, "test_return"))
     else:
         rows = forest_rows(first, first.evaluated) if first.evaluated else []

@@ -156,7 +156,7 @@ def _dress(ax: Axes, panel: Panel) -> None:
         ax.xaxis.set_major_formatter(formatter)
     if panel.key in ("timesteps", "fps"):
         ax.yaxis.set_major_formatter(formatter)
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.06 * max(ax.dataLim.y1, 1e-9))
 
 
 def spread(places: Sequence[float], heights: Sequence[float]) -> list[float]:

@@ -259,11 +259,11 @@ def _unfinished(runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         share = finished_share(run)
         if share < 1 - MOST:
-            found.append(f"{share:.0%} with seed {run.seed}")
+            found.append(f"{share:.0%} of its timesteps with seed {run.seed}")
     if found:
         yield (
-            f"finished episodes make up a small part of the last third of training ({listed(found)} of its "
-            "timesteps): longer episodes were still running, and the training return leaves them out"
+            f"finished episodes make up a small part of the last third of training ({listed(found)}): "
+            "longer episodes were still running, and the training return leaves them out"
         )
 
 
