@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlcb.cli.flags import make_parser
-from rlcb.cli.train import main, resolve_config
+from rlcb.cli.train import main, make_spec, resolve_config
 from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config
 from rlcb.errors import UsageError
@@ -134,9 +134,15 @@ def test_killing_a_run_frees_its_folder(tmp_path: Path, config: Config) -> None:
             assert holder.stdout.readline() == "taken\n"
             with pytest.raises(UsageError, match=f"process {holder.pid} on .*delete .*lock"):
                 RunFolder(tmp_path, config).lock()
+            # A command refuses before it loads torch or starts a process.
+            for mode in ("sequential", "parallel"):
+                words = ["--output-dir", str(tmp_path), "--overwrite"]
+                with pytest.raises(UsageError, match=f"process {holder.pid} on .*delete .*lock"):
+                    make_spec(make_parser("ppo", mode, timed=False).parse_args(words))
         finally:
             holder.kill()
     folder = RunFolder(tmp_path, config)
+    folder.refuse_if_in_use()  # takes no lock
     folder.lock()
     folder.lock()  # locked already: no error
     with pytest.raises(UsageError, match="is in use"):

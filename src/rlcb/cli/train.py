@@ -72,6 +72,7 @@ def make_spec(arguments: argparse.Namespace) -> RunSpec:
         folder = RunFolder(arguments.output_dir, config)
         if not arguments.overwrite and arguments.output_dir is not None:
             folder.refuse_if_occupied()
+    folder.refuse_if_in_use()
     default_threads = 1 if config.mode == "parallel" else None  # parallel: one process per core
     num_threads = prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads

@@ -84,6 +84,25 @@ class RunFolder:
                 "--overwrite to replace it, or another --output-dir"
             )
 
+    def refuse_if_in_use(self) -> None:
+        """Raise UsageError if another run holds the lock of the folder.
+
+        Takes no lock, so a command can refuse before it loads anything; `lock` decides who gets the folder.
+        """
+        path = self.root / LOCK_FILE
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except OSError:  # no run has been here, or `lock` will say why the file cannot be opened
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise in_use(descriptor, path) from None
+        except OSError:  # a file system without locks, of which `lock` warns
+            pass
+        finally:
+            os.close(descriptor)
+
     def lock(self) -> None:
         """Lock the folder for this process, until `close` or the end of the process; make it if missing.
 
@@ -208,13 +227,18 @@ def lock_or_refuse(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
-        raise UsageError(
-            f"{path.parent} is in use by another run ({holder}): stop it or wait until it ends; "
-            f"if there is no such run, delete {path}"
-        ) from None
+        raise in_use(descriptor, path) from None
     except OSError as error:  # a file system without locks
         logger.warning("cannot lock %s (%s): only one run may use it", path.parent, error.strerror or error)
+
+
+def in_use(descriptor: int, path: Path) -> UsageError:
+    """Return a UsageError that names the process that holds a lock, as the open lock file at `path` says."""
+    holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
+    return UsageError(
+        f"{path.parent} is in use by another run ({holder}): stop it or wait until it ends; "
+        f"if there is no such run, delete {path}"
+    )
 
 
 def cannot_write(error: OSError, root: Path) -> UsageError:
