@@ -70,9 +70,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("batch_size", [25, 41], ids=["not divisible", "one sample left"])
-def test_workers_compute_what_one_process_computes(
-    tmp_path: Path, trained: Trained, batch_size: int
-) -> None:
+def test_workers_compute_what_one_process_computes(tmp_path: Path, trained: Trained, batch_size: int) -> None:
     budget = ("--total-timesteps", TIMESTEPS, "--batch-size", batch_size)
     flags = [*map(str, (*SMALL, *budget)), "--num-threads", "1", "--output-dir", str(tmp_path / "1")]
     assert main("ppo", "sequential", False, flags) == 0
