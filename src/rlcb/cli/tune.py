@@ -32,7 +32,7 @@ default settings. Needs Optuna: pip install "rl-cluster-benchmark[tune]".
 
 EXAMPLES = """
 examples:
-  Four algorithms, 20 trials each, six minutes for each run; at most 8:12:00:
+  Four algorithms, 20 trials each, six minutes for each run; at most 8:10:40:
     tune.py --algorithms ppo a2c a3c impala --envs starpilot --trials 20 \\
         --duration 0.1 --output-dir tuning/starpilot
 

@@ -137,7 +137,9 @@ class TuningProgress:
                 BarColumn(bar_width=10),
                 TextColumn("{task.description}", markup=False),
             )
-            self._bar = Progress(*columns, console=Console(stderr=True), redirect_stdout=False)
+            self._bar = Progress(
+                *columns, console=Console(stderr=True), redirect_stdout=False, transient=True
+            )
             self._task = self._bar.add_task("", total=1.0)
             self._bar.start()
 
