@@ -25,6 +25,15 @@ def strict_json(value: Any) -> Any:
     return value
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if the file is missing or damaged."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as strict JSON, atomically. Raises OSError."""
     write_atomically(path, (json.dumps(strict_json(value), indent=2, allow_nan=False) + "\n").encode())

@@ -22,11 +22,20 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _without_repetition(values: list[Any]) -> list[Any]:
+    repeated = [value for index, value in enumerate(values) if value in values[:index]]
+    if repeated:
+        raise ValueError(f"{repeated[0]!r} is given twice")
+    return values
+
+
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
 NonNegative = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Once = AfterValidator(_without_repetition)
+"""Refuses a list that has a value twice."""
 Widths = Annotated[tuple[Count, ...], Strict(False), Field(min_length=1)]
 
 

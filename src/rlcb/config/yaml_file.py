@@ -191,6 +191,12 @@ def parse_assignments(items: Sequence[str], flag: str) -> dict[str, str]:
     return values
 
 
+def split_key(key: str) -> tuple[str, str]:
+    """Split a setting into scope and name: `ppo:training.n_epochs` -> ("ppo", "training.n_epochs")."""
+    scope, separator, name = key.partition(":")
+    return (scope.lower(), name) if separator else ("", key)
+
+
 def parse_settings(items: Sequence[str]) -> dict[str, Any]:
     """Parse the `KEY=VALUE` words of `--set`; each value is YAML. Raises UsageError."""
     return {key: parse_yaml(text, f"--set {key}") for key, text in parse_assignments(items, "--set").items()}

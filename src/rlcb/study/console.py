@@ -14,10 +14,11 @@ from rlcb.comparison.sequential_test import ROUNDS_NEEDED
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.config import Config, flat_settings
 from rlcb.cpu import describe_machine, usable_cores
+from rlcb.files import read_json
 from rlcb.progress import ProgressBar
 from rlcb.study.folder import StudyFolder
 from rlcb.study.plan import describe_power
-from rlcb.study.state import RunState, TimeEstimate, read_json
+from rlcb.study.state import RunState, TimeEstimate
 from rlcb.study.study import PlannedRun, Study
 from rlcb.text import COLUMNS, WIDTH, clock, counted, print_rows
 

@@ -8,7 +8,7 @@ from typing import Any
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.config import Config
 from rlcb.config.games import check_environment
-from rlcb.config.yaml_file import build_config, read_config_files, set_value
+from rlcb.config.yaml_file import build_config, read_config_files, set_value, split_key
 from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
 from rlcb.study.study import PlannedRun, Study
@@ -47,12 +47,6 @@ def check_scopes(study: Study) -> None:
                 f"{flag} {text}: no run of this study matches {scope!r}; expected an algorithm "
                 f"({', '.join(ALGORITHMS)}), a mode, or both (as in ppo_parallel) that the study contains"
             )
-
-
-def split_key(key: str) -> tuple[str, str]:
-    """Split a setting into scope and name: `ppo:training.n_epochs` -> ("ppo", "training.n_epochs")."""
-    scope, separator, name = key.partition(":")
-    return (scope.lower(), name) if separator else ("", key)
 
 
 def configuration_settings(study: Study, algorithm: str, mode: str) -> dict[str, Any]:

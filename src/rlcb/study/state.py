@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from rlcb.errors import UsageError
+from rlcb.files import read_json
 from rlcb.processes.subprocesses import tail
 from rlcb.study.study import PlannedRun, Study
 from rlcb.training.run_folder import CONFIG_FILE
@@ -96,15 +97,6 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if the file is missing or damaged."""
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def last_row(folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName
 from rlcb.config.budget import DEFAULT_HOURS
 from rlcb.config.games import canonical_id, procgen_game
-from rlcb.config.settings import Coefficient, Count, NonNegative, PositiveFloat, Section
+from rlcb.config.settings import Coefficient, Count, NonNegative, Once, PositiveFloat, Section
 from rlcb.config.yaml_file import describe_validation_error
 from rlcb.errors import UsageError
 
@@ -27,15 +27,7 @@ def _lower(text: Any) -> Any:
     return text.lower() if isinstance(text, str) else text
 
 
-def _without_repetition(values: list[Any]) -> list[Any]:
-    repeated = [value for index, value in enumerate(values) if value in values[:index]]
-    if repeated:
-        raise ValueError(f"{repeated[0]!r} is given twice")
-    return values
-
-
 NotEmpty = Field(min_length=1)
-Once = AfterValidator(_without_repetition)
 
 
 @dataclass(frozen=True)

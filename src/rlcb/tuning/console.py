@@ -9,13 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from rlcb.config.algorithms import ALGORITHMS
 from rlcb.config.config import Config
 from rlcb.config.games import procgen_game
 from rlcb.cpu import describe_machine
+from rlcb.progress import ProgressBar
 from rlcb.text import COLUMNS, WIDTH, clock, counted, print_rows
 from rlcb.tuning.folder import TuningFolder
 from rlcb.tuning.results import Best, best_of, shown
@@ -130,25 +130,14 @@ class TuningProgress:
 
     def __init__(self) -> None:
         self._next_line = time.monotonic() + LINE_INTERVAL_SECONDS
-        self._bar: Progress | None = None
-        if sys.stderr.isatty():
-            columns = (
-                TextColumn("{task.percentage:>3.0f}%"),
-                BarColumn(bar_width=10),
-                TextColumn("{task.description}", markup=False),
-            )
-            self._bar = Progress(
-                *columns, console=Console(stderr=True), redirect_stdout=False, transient=True
-            )
-            self._task = self._bar.add_task("", total=1.0)
-            self._bar.start()
+        self._bar = ProgressBar.on_terminal(leave=False)
 
     def print_line(self, text: str) -> None:
         """Print a line above the bar."""
-        if self._bar is None:
-            print(text, flush=True)
+        if self._bar is not None:
+            self._bar.print_line(text)
         else:
-            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print(text, flush=True)
 
     def show(
         self,
@@ -164,23 +153,22 @@ class TuningProgress:
         fraction = done / (tuning.trials * len(tuning.algorithms))
         left = seconds_left(tuning, ended, config.algorithm, runs_done)
         game = procgen_game(config.env.id) or config.env.id
-        text = "time left unknown" if left is None else f"{clock(left)} left"
-        text += f" · {config.algorithm} {number + 1}/{tuning.trials} {game}"
+        parts = ["time left unknown" if left is None else f"{clock(left)} left"]
+        parts.append(f"{config.algorithm} {number + 1}/{tuning.trials} {game}")
         if rows:
             reward = rows[-1]["rollout/ep_reward_mean"]
-            text += f" · {rows[-1]['time/fps_average']:,.0f} FPS"
-            text += "" if reward is None else f" · {reward:.2f}"
+            parts.append(f"{rows[-1]['time/fps_average']:,.0f} FPS")
+            parts += [] if reward is None else [f"return {reward:.2f}"]
         if self._bar is not None:
-            width = max(20, self._bar.console.width - 18)
-            short = text if len(text) <= width else f"{text[: width - 1]}…"
-            self._bar.update(self._task, completed=fraction, description=short)
+            self._bar.show(fraction, parts)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_INTERVAL_SECONDS
-            print(f"{fraction:4.0%} of the tuning, {text}", flush=True)
+            print(f"{fraction:4.0%} of the tuning, {' · '.join(parts)}", flush=True)
 
     def close(self) -> None:
+        """Remove the bar."""
         if self._bar is not None:
-            self._bar.stop()
+            self._bar.close()
 
 
 def print_results(folder: TuningFolder, results: Sequence[TrialResult]) -> None:

@@ -12,8 +12,14 @@ from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName
 from rlcb.config.budget import DEFAULT_HOURS
 from rlcb.config.config import Config
 from rlcb.config.games import canonical_id, check_environment
-from rlcb.config.settings import Count, NonNegative, PositiveFloat, Section
-from rlcb.config.yaml_file import build_config, describe_validation_error, read_config_files, set_value
+from rlcb.config.settings import Count, NonNegative, Once, PositiveFloat, Section
+from rlcb.config.yaml_file import (
+    build_config,
+    describe_validation_error,
+    read_config_files,
+    set_value,
+    split_key,
+)
 from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
 
@@ -28,16 +34,6 @@ RESERVED = {
     "logging.checkpoint_dir": "--output-dir",
     "logging.log_dir": "--output-dir",
 }
-
-
-def _each_once(values: list[Any]) -> list[Any]:
-    for index, value in enumerate(values):
-        if value in values[:index]:
-            raise ValueError(f"{value!r} is given twice")
-    return values
-
-
-Once = AfterValidator(_each_once)
 
 
 class Tuning(Section):
@@ -112,12 +108,6 @@ class Tuning(Section):
                 if bool(scope) == scoped and scope in ("", algorithm):
                     fixed[name] = value
         return fixed
-
-
-def split_key(key: str) -> tuple[str, str]:
-    """Split a key into algorithm and setting: `ppo:training.n_epochs` -> ("ppo", "training.n_epochs")."""
-    scope, separator, name = key.partition(":")
-    return (scope.lower(), name) if separator else ("", key)
 
 
 def build_tuning(data: Mapping[str, Any], source: str) -> Tuning:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -14,7 +13,7 @@ from typing import Any
 from rlcb.config.config import Config
 from rlcb.config.yaml_file import dump_config
 from rlcb.errors import Interrupted, RunError, UsageError
-from rlcb.files import write_atomically
+from rlcb.files import read_json, write_atomically
 from rlcb.paths import rlcb_command
 from rlcb.processes.machine_lock import Lock
 from rlcb.processes.signals import StopSignal
@@ -74,14 +73,8 @@ class Tuner:
         on_trial: Callable[[], None],
     ) -> None:
         """Open the searches. `on_trial` is called after every trial."""
-        self.folder, self.stop, self.progress, self.lock, self.on_trial = (
-            folder,
-            stop,
-            progress,
-            lock,
-            on_trial,
-        )
-        self.tuning = folder.tuning
+        self.folder, self.tuning = folder, folder.tuning
+        self.stop, self.progress, self.lock, self.on_trial = stop, progress, lock, on_trial
         self.searches = open_searches(folder)
         self.ended = [result for result in self.results() if result.state != "running"]
         """The trials that have ended."""
@@ -129,12 +122,12 @@ class Tuner:
     def _run(self, run: CurrentRun) -> float:
         """Train a run, unless it is completed, and return its score. Raises TrialFailed, TrialPruned, and
         Interrupted after a stop signal."""
-        record = read_record(run.folder)
+        record = read_json(run.folder / RECORD)
         code = 0
         if record.get("status") != "completed":
             self.stop.check()
             code = self._train(run)
-            record = read_record(run.folder)
+            record = read_json(run.folder / RECORD)
         status = str(record.get("status", "failed"))
         if self.stop.received and status != "completed":
             raise Interrupted(self.stop.number)
@@ -236,15 +229,6 @@ def open_searches(folder: TuningFolder) -> dict[str, Search]:
     return {
         name: Search(folder.tuning, folder.base_config(name), storage) for name in folder.tuning.algorithms
     }
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """Return benchmark_metrics.json of a run; empty if there is none."""
-    try:
-        record: dict[str, Any] = json.loads((folder / RECORD).read_bytes())
-    except FileNotFoundError:
-        return {}
-    return record
 
 
 def write_config(folder: Path, config: Config) -> Path:
