@@ -133,7 +133,10 @@ def _game(
     charts: list[dict[str, Any]],
     reference: Reference | None,
 ) -> dict[str, Any]:
-    """Return what the section of one game shows. Adds the data of its charts to `charts`."""
+    """Return what the section of one game shows, returns over wall clock first.
+
+    Adds the data of its charts to `charts`.
+    """
     shares = {result.group.label: found for result in game.groups if (found := phase_shares(result))}
     seeds = None if any(result.group.lost for result in game.groups) else common_seeds(game.groups)
     mean = "mean over seeds" if seeds is None else f"mean of n={counted(seeds, 'seed')}"
@@ -143,7 +146,7 @@ def _game(
         "forests": forests(game),
         "explanation": f"Line: {mean}, noisy metrics smoothed over {SMOOTH_SHARE:.0%} of the axis, up to "
         "the end of the first seed; thin lines: seeds; band: 95 % bootstrap interval of the mean.",
-        "charts": [_chart(panel, charts, reference) for panel in panels],
+        "charts": [_chart(panel, charts, reference) for panel in (panels[1], panels[0], *panels[2:])],
         "results": results_table(game),
         "phases": phases_table(game),
         "shares": shares,
