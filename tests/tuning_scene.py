@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from rlcb.processes.machine_lock import Lock
 from rlcb.processes.signals import StopSignal
 from rlcb.tuning import tuner
 from rlcb.tuning.console import TuningProgress
@@ -81,8 +80,7 @@ class Scene:
     def run(self) -> Tuner:
         """Run the trials that are left."""
         self.folder.write()
-        lock = Lock(self.root.parent / "lock", "")
-        made = Tuner(self.folder, self.stop, TuningProgress(), lock, lambda: None)
+        made = Tuner(self.folder, self.stop, TuningProgress(), [], lambda: None)
         try:
             made.run_all()
         finally:

@@ -17,6 +17,7 @@ import pytest
 from rlcb.cli import tune
 from rlcb.processes import subprocesses
 from rlcb.tuning import tuner
+from rlcb.tuning.folder import open_tuning
 from tests import fault_env, runs
 
 SMALL = (
@@ -176,6 +177,23 @@ def test_an_algorithm_without_a_complete_trial_gives_exit_code_1(
     assert tune.main(flags) == 1
     assert "no trial is complete" in capsys.readouterr().out
     assert not (tmp_path / "t" / "ppo.yaml").exists()
+
+
+def test_two_tunings_do_not_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on two machines, which have locks of their own and share a file system."""
+    root = tmp_path / "t"
+    root.mkdir()
+    other = tune.folder_lock(root)
+    monkeypatch.setattr(tune, "open_tuning", lambda place, given: open_tuning(tmp_path / "none", given))
+    flags = ["--algorithms", "ppo", *SMALL, "--trials", "1", "--output-dir", str(root)]
+    other.acquire(root)
+    try:
+        assert tune.main(flags) == 2
+    finally:
+        other.release()
+    assert "another process runs the tuning in" in capsys.readouterr().err
 
 
 def test_the_extra_is_the_requirement_of_the_tests() -> None:

@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from rlcb.text import COLUMNS
-from rlcb.tuning.console import START_SECONDS, print_plan, print_results, seconds_left, trial_line
+from rlcb.text import COLUMNS, clock
+from rlcb.tuning import console
+from rlcb.tuning.console import (
+    START_SECONDS,
+    TuningProgress,
+    print_plan,
+    print_results,
+    seconds_left,
+    trial_line,
+)
 from rlcb.tuning.folder import open_tuning
 from rlcb.tuning.results import best_of
 from rlcb.tuning.search import TrialResult
@@ -71,6 +79,20 @@ def test_the_tables_show_counts_hours_scores_and_failures_in_80_columns(
     assert "IMPALA: no trial is complete, so there are no settings" in text
     assert "failed: PPO trial 2: coinrun_seed1: the parameters are not finite" in text
     assert "failed: IMPALA trial 1:" in text
+
+
+def test_the_progress_names_the_share_the_time_left_and_the_current_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "LINE_INTERVAL_SECONDS", 0.0)
+    folder = open_tuning(tmp_path / "t", TWO_SEEDS)
+    row = {"rollout/ep_reward_mean": 7.25, "time/fps_average": 1234.5}
+    config = folder.base_config("impala")
+    TuningProgress().show(folder.tuning, TRIALS[:5], config, 1, 1.25, [row])
+    left = ((5 - 4) * 2 + (5 - 1) * 2 - 1.25) * (360 + START_SECONDS)
+    share = (5 + 1.25 / 2) / 10
+    line = f"{share:4.0%} of the tuning, {clock(left)} left · impala 2/5 coinrun · 1,234 FPS · return 7.25"
+    assert capsys.readouterr().out.strip() == line.strip()
 
 
 def test_a_note_says_when_the_window_is_too_short_for_the_best_trial(

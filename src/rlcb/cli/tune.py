@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,8 @@ from rlcb.cli.benchmark import machine_lock
 from rlcb.cli.command import Parser, count, exit_code
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.yaml_file import found_config, parse_assignments, parse_settings
-from rlcb.errors import EXIT_FAILED, Interrupted
+from rlcb.errors import EXIT_FAILED, Interrupted, RunError
+from rlcb.processes.machine_lock import Lock
 from rlcb.processes.signals import StopSignal
 from rlcb.tuning.console import TuningProgress, print_plan, print_results
 from rlcb.tuning.folder import TuningFolder, open_tuning
@@ -21,6 +23,8 @@ from rlcb.tuning.search import TrialResult, import_optuna
 from rlcb.tuning.settings import Tuning
 from rlcb.tuning.space import Dimension, search_space
 from rlcb.tuning.tuner import Tuner
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION = """
 Search hyperparameters with equal effort for each algorithm: the same number of
@@ -160,11 +164,12 @@ def run_tuning(arguments: argparse.Namespace) -> int:
         return 0
     import_optuna()
     with StopSignal(forwards=True) as stop:
-        lock, progress = machine_lock(), TuningProgress()
-        lock.acquire(root)
+        locks, progress = [machine_lock(), folder_lock(root)], TuningProgress()
         try:
+            locks[0].acquire(root)
             folder.write()
-            tuner = Tuner(folder, stop, progress, lock, lambda: write_results(folder, tuner.results()))
+            acquire_if_possible(locks[1], root)
+            tuner = Tuner(folder, stop, progress, locks, lambda: write_results(folder, tuner.results()))
             tuner.run_all()
         except Interrupted as interruption:
             progress.close()
@@ -174,9 +179,24 @@ def run_tuning(arguments: argparse.Namespace) -> int:
             return interruption.exit_code
         finally:
             progress.close()
-            lock.release()
+            for lock in reversed(locks):
+                lock.release()
     write_results(folder, tuner.results())
     return conclude(folder, tuner.results())
+
+
+def folder_lock(root: Path) -> Lock:
+    """Return the lock that keeps other machines, which may share the file system, out of a tuning."""
+    return Lock(root / "tuning.lock", f"another process runs the tuning in {root}", "tuning")
+
+
+def acquire_if_possible(lock: Lock, root: Path) -> None:
+    """Take the lock of the folder, except on a file system without locks. Raises UsageError if another
+    process holds it."""
+    try:
+        lock.acquire(root)
+    except RunError as error:
+        logger.warning("%s: start only one tuning there", error)
 
 
 def conclude(folder: TuningFolder, results: Sequence[TrialResult]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,19 +62,20 @@ class CurrentRun:
 
 
 class Tuner:
-    """Runs the trials of all algorithms. The caller holds `lock`, the machine's lock."""
+    """Runs the trials of all algorithms. The caller holds `locks`: the machine's and the folder's."""
 
     def __init__(
         self,
         folder: TuningFolder,
         stop: StopSignal,
         progress: TuningProgress,
-        lock: Lock,
+        locks: Sequence[Lock],
         on_trial: Callable[[], None],
     ) -> None:
         """Open the searches. `on_trial` is called after every trial."""
         self.folder, self.tuning = folder, folder.tuning
-        self.stop, self.progress, self.lock, self.on_trial = stop, progress, lock, on_trial
+        self.stop, self.progress, self.on_trial = stop, progress, on_trial
+        self.locks = [lock for lock in locks if lock.descriptor is not None]
         self.searches = open_searches(folder)
         self.ended = [result for result in self.results() if result.state != "running"]
         """The trials that have ended."""
@@ -161,8 +162,8 @@ class Tuner:
 
         def on_start(pid: int) -> None:
             pids.append(pid)
-            if self.lock.descriptor is not None:
-                self.lock.note(child=pid)
+            for lock in self.locks:
+                lock.note(child=pid)
 
         def on_poll() -> None:
             if time.monotonic() < self._next_read:
@@ -174,7 +175,7 @@ class Tuner:
                 os.kill(pids.pop(), signal.SIGTERM)  # the run saves a checkpoint and its record
 
         self._show(run)
-        descriptors = [] if self.lock.descriptor is None else [self.lock.descriptor]
+        descriptors = [lock.descriptor for lock in self.locks if lock.descriptor is not None]
         return run_logged(command, run.folder / LOG, self.stop, on_start, on_poll, descriptors)
 
     def _report(self, run: CurrentRun, completed: bool = False) -> float | None:
