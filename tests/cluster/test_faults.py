@@ -14,7 +14,7 @@ from tests.cluster_runs import PPO, TINY, Nodes, fault, torchrun
 
 pytestmark = pytest.mark.timeout(300)
 
-TIMEOUT = 15
+TIMEOUT = 8
 EVERY_STATE = ("--set", "logging.snapshot_seconds=0", "--set", f"cluster.timeout_seconds={TIMEOUT}")
 
 

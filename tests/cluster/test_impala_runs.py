@@ -20,7 +20,7 @@ from tests.impala_runs import POLE, require_equal_runs
 pytestmark = pytest.mark.timeout(300)
 
 HOST = socket.gethostname()
-TIMEOUT = 15
+TIMEOUT = 8
 # One actor on each node; endless, unless a test gives a budget or a fault.
 TINY = (
     *("--env", rank_env.ID, "--num-envs", 4, "--n-steps", 8, "--total-timesteps", 1e7),

@@ -98,7 +98,7 @@ def test_whole_runs_with_a_slow_actor_keep_the_bound_and_the_counts(
         ("raise", "actor 1: environment 2 raised at step 1 of update 1: ValueError: the world ended"),
         ("exit", "actor 1 ended with exit code 7"),
         ("kill", "actor 1 was killed by SIGKILL"),
-        ("hang", "actor 1: made no progress for 15 s (parallel.timeout_seconds)"),
+        ("hang", "actor 1: made no progress for 6 s (parallel.timeout_seconds)"),
     ],
 )
 def test_an_actor_that_fails_is_replaced_with_a_warning_and_nothing_is_lost(
@@ -108,7 +108,7 @@ def test_an_actor_that_fails_is_replaced_with_a_warning_and_nothing_is_lost(
     result = runs.run(
         SCRIPT, *STEP, *of_env(fault=kind, process="actor-1", at=6, marker=str(marker)),
         "--total-timesteps", 40 * PER_UPDATE, "--set", "impala.check_unwritten=true",
-        "--set", f"parallel.timeout_seconds={15 if kind == 'hang' else 60}", "--output-dir", folder,
+        "--set", f"parallel.timeout_seconds={6 if kind == 'hang' else 60}", "--output-dir", folder,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert marker.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -42,31 +43,35 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("kind", RUNS)
-def test_a_run_that_was_suspended_for_longer_than_its_time_out_goes_on(tmp_path: Path, kind: str) -> None:
-    folder = tmp_path / "run"
-    surroundings = {**os.environ, "RUN": str(folder)}
-    process = runs.start(
-        *RUNS[kind], *FLAGS, "--output-dir", folder, env=surroundings, start_new_session=True
-    )
+def test_runs_that_were_suspended_for_longer_than_their_time_out_go_on(tmp_path: Path) -> None:
+    """Runs of every kind, suspended together."""
+    processes: dict[Path, subprocess.Popen[str]] = {}
     try:
-        runs.wait_for_rows(folder, 3)
-        os.killpg(process.pid, signal.SIGSTOP)
+        for kind, words in RUNS.items():
+            folder = tmp_path / kind
+            surroundings = {**os.environ, "RUN": str(folder)}
+            processes[folder] = runs.start(
+                *words, *FLAGS, "--output-dir", folder, env=surroundings, start_new_session=True
+            )
+            runs.wait_for_rows(folder, 3)
+            os.killpg(processes[folder].pid, signal.SIGSTOP)
         time.sleep(SUSPENDED)
-        process.send_signal(signal.SIGCONT)  # it looks at its workers before any of them has made a step
-        time.sleep(1.0)
-        before = len(runs.rows(folder))
-        os.killpg(process.pid, signal.SIGCONT)
-        runs.wait_for_rows(folder, before + 20)
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        for folder, process in processes.items():
+            process.send_signal(signal.SIGCONT)  # it looks at its workers before any of them has made a step
+            time.sleep(1.0)
+            before = len(runs.rows(folder))
+            os.killpg(process.pid, signal.SIGCONT)
+            runs.wait_for_rows(folder, before + 20)
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 128 + signal.SIGTERM, (folder.name, errors)
+            assert "made no progress" not in errors
+            runs.wait_until(lambda: not runs.processes_of(folder), what="processes were not gone")
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM, errors
-    assert "made no progress" not in errors
-    runs.wait_until(lambda: runs.processes_of(folder) == [], what="processes were not gone")
+        for process in processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
 
 
 def test_who_waits_for_a_slow_worker_waits_as_long_as_its_rollout_takes(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_ppo_balances_the_pole(tmp_path: Path) -> None:
     ("algorithm", "mode"), [("a2c", "sequential"), ("a2c", "parallel"), ("a3c", "parallel")]
 )
 def test_a2c_and_a3c_solve_the_image_environment(tmp_path: Path, algorithm: str, mode: str) -> None:
-    flags = (*IMAGE, "--n-steps", 8, "--learning-rate", 2e-3, "--total-timesteps", 20_000)
+    flags = (*IMAGE, "--n-steps", 8, "--learning-rate", 2e-3, "--total-timesteps", 16_000)
     workers = ("--num-workers", 2) if mode == "parallel" else ()
     rewards = [final_reward(algorithm, mode, tmp_path / "1", *flags, *workers)]
     if algorithm == "a3c" and rewards[0] <= 9:  # no two of its runs are alike: one seed of two is enough
