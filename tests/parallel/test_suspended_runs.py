@@ -66,7 +66,9 @@ def test_runs_that_were_suspended_for_longer_than_their_time_out_go_on(tmp_path:
             _, errors = process.communicate(timeout=60)
             assert process.returncode == 128 + signal.SIGTERM, (folder.name, errors)
             assert "made no progress" not in errors
-            runs.wait_until(lambda: not runs.processes_of(folder), what="processes were not gone")
+            runs.wait_until(
+                lambda folder=folder: not runs.processes_of(folder), what="processes were not gone"
+            )
     finally:
         for process in processes.values():
             if process.poll() is None:

@@ -24,7 +24,7 @@ from tests import fork_env, image_env, runs
 
 IMAGE = (
     *("--env", image_env.ID, "--num-envs", 8, "--gamma", 0.9, "--seed", 1, "--num-threads", 1),
-    *("--n-steps", 8, "--learning-rate", 2e-3, "--total-timesteps", 15_000),
+    *("--n-steps", 8, "--learning-rate", 2e-3, "--total-timesteps", 10_000),
     *("--set", "model.impala_channels=[8, 8]", "--set", "model.hidden_size=32"),
     *("--set", "logging.tensorboard=false"),
 )

@@ -35,7 +35,7 @@ def final_reward(algorithm: str, mode: str, folder: Path, *flags: object) -> flo
 def test_ppo_solves_the_image_environment(tmp_path: Path, mode: str) -> None:
     flags = (
         *IMAGE, "--n-steps", 32, "--batch-size", 128, "--n-epochs", 3, "--learning-rate", 1e-3,
-        "--total-timesteps", 16_000,
+        "--total-timesteps", 10_000,
     )  # fmt: skip
     workers = ("--num-workers", 2) if mode == "parallel" else ()
     assert final_reward("ppo", mode, tmp_path / "run", *flags, *workers) > 9
