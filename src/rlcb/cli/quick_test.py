@@ -115,6 +115,17 @@ def check_machine() -> str:
     return f"{facts['cpu_model']}, {cores}, {facts['ram_gb']:.1f} GB of memory, {free:.1f} GB of it free"
 
 
+def check_kernels() -> str:
+    from rlcb.kernels.build import KernelsUnavailable
+    from rlcb.kernels.library import load
+
+    try:
+        lanes = load().lanes
+    except KernelsUnavailable as error:
+        raise CheckWarning(f"none of our own, so PyTorch's are used: {error}") from error
+    return f"native, compiled for this processor (vectors of {lanes} floats)"
+
+
 def check_allocator() -> str:
     if not cpu.tune_allocator():
         raise CheckWarning("cannot be tuned with this C library: updates may be slower")
@@ -308,6 +319,7 @@ def verify_installation() -> int:
     report.run("Python", check_python)
     report.run("machine", check_machine)
     report.run("allocator", check_allocator)
+    report.run("kernels", check_kernels)
     report.run("packages", partial(check_packages, report))
     report.run("games", check_games)
     with tempfile.TemporaryDirectory() as folder:

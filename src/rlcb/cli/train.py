@@ -13,6 +13,7 @@ from rlcb.config.config import Config
 from rlcb.config.yaml_file import build_config
 from rlcb.cpu import prepare_process
 from rlcb.errors import UsageError
+from rlcb.kernels.build import build_ahead
 from rlcb.parallel.calibration import with_split_of
 from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
@@ -77,6 +78,7 @@ def make_spec(arguments: argparse.Namespace) -> RunSpec:
     num_threads = prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads
     )
+    build_ahead(config)
     return RunSpec(config, folder, num_threads, arguments.resume, arguments.overwrite, arguments.trace_folder)
 
 

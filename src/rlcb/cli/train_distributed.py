@@ -23,6 +23,7 @@ from rlcb.config.config import Config
 from rlcb.config.settings import ClusterConfig
 from rlcb.config.yaml_file import build_config, describe_validation_error, set_value
 from rlcb.errors import Interrupted, UsageError
+from rlcb.kernels.build import build_ahead
 from rlcb.parallel.calibration import with_split_of
 from rlcb.parallel.world import World, host_name
 from rlcb.processes.socket_folder import remove_socket_folder
@@ -100,6 +101,7 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     num_threads = cpu.prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads=1
     )
+    build_ahead(config)
     if world.local_rank is not None:
         from rlcb.cluster.rank import train_as_rank
 

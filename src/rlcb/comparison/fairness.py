@@ -148,6 +148,11 @@ def _hardware(groups: Sequence[Group]) -> Iterator[Difference]:
     values = by_value(groups, total_threads)
     if len(values) > 1:
         yield Difference("hardware", _sentence("threads in all", values))
+    values = by_value(
+        groups, lambda run: dig(run.record, "hardware.kernels") or "torch"
+    )  # old runs had no others
+    if len(values) > 1:
+        yield Difference("hardware", _sentence("kernels", values))
 
 
 def _fact(run: Run, key: str) -> Any:

@@ -229,6 +229,9 @@ class ClusterConfig(Section):
     """Sum the gradients of the last layers while the gradients of the first are computed."""
 
 
+KernelsSetting = Literal["auto", "native", "torch"]
+
+
 class HardwareConfig(Section):
     """Threads, memory and allocator."""
 
@@ -242,6 +245,9 @@ class HardwareConfig(Section):
     keep_acting_passes: bool | None = None
     """Whether A2C and A3C learn from the activations that acting cached, instead of computing them again;
     null: if they take at most a quarter of the memory. Does not change the result."""
+    kernels: KernelsSetting = "auto"
+    """Kernels of the convolutions: native (rlcb/kernels, compiled for this processor), torch, or auto: native
+    where they can be used. Native ones are faster; results differ in the last digits."""
     tune_allocator: bool = True
     """Make glibc reuse freed pages instead of returning them to the system (Linux)."""
 

@@ -16,6 +16,7 @@ from scipy.special import stdtrit
 from rlcb import cpu, seeding
 from rlcb.config.config import MAX_GROUP_SIZE, Config, largest_divisor
 from rlcb.config.games import procgen_game
+from rlcb.config.settings import KernelsSetting
 from rlcb.config.yaml_file import build_config
 from rlcb.envs.levels import LevelSplit, evaluated_env, splits_of
 from rlcb.envs.procgen import ProcgenVectorEnv
@@ -211,7 +212,10 @@ def load_model(path: Path, checkpoint: Mapping[str, Any], config: Config) -> Act
 
     Raises UsageError, which names `path`, if the weights do not fit the network or are not finite.
     """
-    model = make_model(config.model, Spaces.from_dict(checkpoint["spaces"]), seed=0)
+    kernels: KernelsSetting = (
+        "torch" if config.hardware.kernels == "torch" else "auto"
+    )  # this may be another machine
+    model = make_model(config.model, Spaces.from_dict(checkpoint["spaces"]), 0, kernels)
     try:
         model.load_state_dict(checkpoint["learner"]["model"])
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:

@@ -55,7 +55,7 @@ class Actor:
         seeds = [seeding.group_seed(seed, group) for group in self.groups]
         self.env = make_vector_env(config.env, seeds, config.group_size, native_threads(1))
         self.spaces: Spaces = spaces_of(self.env)
-        self.model = make_model(config.model, self.spaces, seed)
+        self.model = make_model(config.model, self.spaces, seed, config.hardware.kernels)
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         is_first = self.number == node_rank == context.generation == 0
         self.profile_unroll = maybe_profile(spec.trace_folder if is_first else None, "actor")

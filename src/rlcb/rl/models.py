@@ -9,9 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlcb.config.settings import ModelConfig
+from rlcb.config.settings import KernelsSetting, ModelConfig
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import UsageError
+from rlcb.kernels.build import KernelsUnavailable
+from rlcb.kernels.features import NativeFeatures
+from rlcb.kernels.library import load
+from rlcb.kernels.networks import ImpalaNetwork, NatureNetwork, Network, supported
 
 
 class ResidualBlock(nn.Module):
@@ -138,8 +142,17 @@ class ActorCritic(nn.Module):
         self.spaces = spaces
         self.precision = precision
         self.body = body
+        self.native: NativeFeatures | None = None
+        """Computes the features on native kernels (rlcb/kernels); None: PyTorch's operators do."""
+        self.why_not_native: str | None = None
+        """Why the setting "auto" found no native kernels on this machine."""
         self.policy = nn.Linear(out_features, spaces.num_actions)
         self.value = nn.Linear(out_features, 1)
+
+    @property
+    def kernels(self) -> str:
+        """Which kernels compute the convolutions: native or torch."""
+        return "torch" if self.native is None else "native"
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (B, A) and values (B,) of observations (B, *observation_shape), uint8 or float32."""
@@ -148,6 +161,8 @@ class ActorCritic(nn.Module):
     def features(self, observations: Tensor) -> Tensor:
         """Return the features (B, F) of observations (B, *observation_shape): the output of the convolutions,
         or the observations themselves for an MLP."""
+        if self.native is not None:
+            return self.native(observations)
         if self.spaces.is_image:
             # (B, H, W, C) memory seen as (B, C, H, W) is PyTorch's channels_last layout, so the only copy is
             # the conversion to floating point.
@@ -168,10 +183,13 @@ class ActorCritic(nn.Module):
         return torch.autocast("cpu", torch.bfloat16, enabled=self.precision == torch.bfloat16)
 
 
-def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
+def make_model(
+    config: ModelConfig, spaces: Spaces, seed: int, kernels: KernelsSetting = "torch"
+) -> ActorCritic:
     """Build and initialise the network for an environment. The same seed gives the same weights.
 
-    Raises UsageError if the architecture does not fit the observations.
+    `kernels` is the setting hardware.kernels. Raises UsageError if the architecture does not fit the
+    observations, or if native kernels are demanded and there are none.
     """
     architecture = config.architecture
     if architecture == "auto":
@@ -191,7 +209,49 @@ def make_model(config: ModelConfig, spaces: Spaces, seed: int) -> ActorCritic:
             body = MLP(math.prod(spaces.observation_shape), config.mlp_sizes)
         model = ActorCritic(body, body.out_features, spaces, getattr(torch, config.precision))
         initialise(model)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    choose_kernels(model, kernels)
+    return model
+
+
+def choose_kernels(model: ActorCritic, setting: KernelsSetting) -> None:
+    """Make a network use native kernels if the setting and the machine allow it.
+
+    Raises UsageError if the setting is "native" and that is not possible.
+    """
+    if setting == "torch":
+        return
+    body, reason = model.body, None
+    if not isinstance(body, (ImpalaCNN, NatureCNN)):
+        reason = "this network has no convolutions"
+    elif model.precision != torch.float32:
+        reason = f"they compute in float32, not in {model.precision}".replace("torch.", "")
+    elif not supported([module for module in body.modules() if isinstance(module, nn.Conv2d)]):
+        reason = "the channels of a convolution are not a multiple of 16"
+    else:
+        try:
+            model.native = NativeFeatures(native_network(body, model.spaces))
+        except KernelsUnavailable as error:
+            reason = model.why_not_native = str(error)
+    if reason is not None and setting == "native":
+        raise UsageError(f"hardware.kernels = 'native': {reason}")
+
+
+def native_network(body: ImpalaCNN | NatureCNN, spaces: Spaces) -> Network:
+    """Return the convolutions of a body on the native kernels. Raises KernelsUnavailable."""
+    library = load()
+    channels, height, width = spaces.network_shape
+    shape, is_bytes = (channels, height, width), spaces.observation_dtype == "uint8"
+    if isinstance(body, NatureCNN):
+        layers = [layer for layer in body.convolutions if isinstance(layer, nn.Conv2d)]
+        return NatureNetwork(library, layers, shape, is_bytes)
+    stages: list[list[nn.Conv2d]] = []
+    for layer in body.stages:
+        if isinstance(layer, nn.Conv2d):
+            stages.append([layer])
+        elif isinstance(layer, ResidualBlock):
+            stages[-1] += [layer.conv0, layer.conv1]
+    return ImpalaNetwork(library, stages, shape, is_bytes)
 
 
 def torch_seed(seed: int) -> int:

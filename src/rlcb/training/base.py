@@ -92,7 +92,7 @@ class LearningProcess:
         self.timer = timer
         self.spaces = spaces
         self.counters = Counters()
-        self.model = make_model(config.model, spaces, config.training.seed)
+        self.model = make_model(config.model, spaces, config.training.seed, config.hardware.kernels)
         if config.model.precision == "bfloat16" and communicator.is_main and not cpu.has_bfloat16():
             logger.warning("model.precision = 'bfloat16' is slow: this processor has no instructions for it")
         self.microbatch_size = config.hardware.microbatch_size or cpu.suggested_microbatch(
@@ -125,9 +125,13 @@ class LearningProcess:
     def facts(self) -> dict[str, str]:
         """Return what the constructor decided, as {name: text} for the settings that a run prints."""
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        reason = self.model.why_not_native
         return {
             "network": f"{type(self.model.body).__name__}, {parameters:,} parameters, observations "
             f"{self.spaces.network_shape}, {self.spaces.num_actions} actions, {self.config.model.precision}",
+            "kernels": self.model.kernels
+            if reason is None
+            else f"torch, because there are no native ones: {reason}",
             "threads": f"{self.num_threads} per process, gradients in microbatches of {self.microbatch_size}",
         }
 

@@ -214,7 +214,8 @@ class Recorder:
             ],
         }
         metrics |= self.trainer.metrics()
-        print_summary(write_record(self.folder, self.config, status, metrics), self.folder.root, checkpoint)
+        record = write_record(self.folder, self.config, status, metrics, self.trainer.model.kernels)
+        print_summary(record, self.folder.root, checkpoint)
 
     def finish_failed(self) -> None:
         """Save the snapshot and write the record of a failed run.

@@ -25,12 +25,15 @@ logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 
 
-def write_record(folder: RunFolder, config: Config, status: str, metrics: dict[str, Any]) -> dict[str, Any]:
+def write_record(
+    folder: RunFolder, config: Config, status: str, metrics: dict[str, Any], kernels: str | None = None
+) -> dict[str, Any]:
     """Write the three files of results and return the content of benchmark_metrics.json.
 
     `status` is completed, interrupted or failed. `metrics` has start_time, end_time, duration_hours,
     total_timesteps, total_updates, total_episodes, average_fps, final_fps, performance, resource_usage,
-    time_breakdown and workers. Raises RunError if a file cannot be written.
+    time_breakdown and workers. `kernels` computed the convolutions: native or torch. Raises RunError if a
+    file cannot be written.
     """
     threads = [worker["threads"] for worker in metrics["workers"]]
     record = {
@@ -42,7 +45,7 @@ def write_record(folder: RunFolder, config: Config, status: str, metrics: dict[s
         "seed": config.training.seed,
         **metrics,
         **efficiency_of(config, metrics["average_fps"], threads[0] if threads else None),
-        "hardware": {**describe_machine(), "threads": threads},
+        "hardware": {**describe_machine(), "threads": threads, "kernels": kernels},
         "software": describe_software(),
         "config": config.model_dump(mode="json"),
     }

@@ -1,0 +1,212 @@
+"""Compares kernels with PyTorch in float64, layer by layer: `python -m rlcb.kernels.check LIBRARY`.
+
+build.py runs this in a process of its own before a library is used for the first time: a crash ends this
+process only. Exits with 1 if a layer is wrong. The tests call the same comparisons for random shapes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlcb.kernels.layers import DirectConvolution, Filters, Winograd
+from rlcb.kernels.library import Library
+
+TOLERANCES = {"forward": 2e-6, "input gradient": 5e-6, "weight gradient": 2e-5, "bias gradient": 2e-5}
+"""Largest relative error (norm of the difference by norm) of each pass."""
+
+
+def relative_error(value: Tensor, reference: Tensor) -> float:
+    """Return |value - reference| / |reference|; 0 if both are zero."""
+    norm, distance = reference.norm(), (value.double() - reference).norm()
+    return 0.0 if distance == 0 else float(distance / norm)
+
+
+def seeded(*shape: int) -> Tensor:
+    """Return normal numbers that are the same every time for a shape."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def as_images(tensor: Tensor) -> Tensor:
+    """Return (N, H, W, C) of a tensor (N, C, H, W), contiguous."""
+    return tensor.permute(0, 2, 3, 1).contiguous()
+
+
+def as_maps(tensor: Tensor) -> Tensor:
+    """Return (N, C, H, W) of a tensor (N, H, W, C)."""
+    return tensor.permute(0, 3, 1, 2)
+
+
+def winograd_errors(
+    library: Library,
+    images: int,
+    size: tuple[int, int],
+    channels: int,
+    out_channels: int,
+    pad: int,
+    rectify: bool,
+) -> dict[str, float]:
+    """Return the relative errors of a 3x3 convolution with a residual sum, forward and backward."""
+    module = nn.Conv2d(channels, out_channels, 3, padding=pad)
+    assert module.bias is not None
+    with torch.no_grad():
+        module.weight.copy_(seeded(*module.weight.shape) / (3 * channels**0.5))
+        module.bias.copy_(seeded(out_channels))
+    layer = Winograd(library, size, module, pad, 0, rectify)
+    filters = Filters([layer])
+    x = seeded(images, channels, *size)
+    dy, added = (
+        seeded(images, out_channels, *layer.out_size),
+        seeded(images, out_channels, *layer.out_size) * 2,
+    )
+    more = seeded(images, channels, *size) * 3
+
+    exact = x.double().requires_grad_()
+    weight, bias = (each.detach().double().requires_grad_() for each in (module.weight, module.bias))
+    inputs = F.relu(exact) if rectify else exact
+    output = F.conv2d(inputs, weight, bias, padding=pad) + added
+    output.backward(dy.double())  # type: ignore[no-untyped-call]
+    assert exact.grad is not None
+    assert weight.grad is not None
+    assert bias.grad is not None
+
+    y, dx = torch.empty(images, *layer.out_size, out_channels), torch.empty(images, *size, channels)
+    memory = {
+        name: as_images(tensor) for name, tensor in (("x", x), ("dy", dy), ("added", added), ("more", more))
+    }
+    given = {name: tensor.data_ptr() for name, tensor in memory.items()}
+    mask = given["x"] if rectify else 0
+    weights = [module.weight]
+    layer.forward(
+        given["x"], filters.forward(weights), module.bias.data_ptr(), y.data_ptr(), images, given["added"]
+    )
+    layer.input_gradient(given["dy"], filters.backward(weights), dx.data_ptr(), images, mask, given["more"])
+    sums, bias_sums = torch.zeros(36, filters.columns), torch.zeros(out_channels)
+    layer.weight_gradient(given["x"], given["dy"], sums.data_ptr(), bias_sums.data_ptr(), images)
+    return {
+        "forward": relative_error(as_maps(y), output.detach()),
+        "input gradient": relative_error(as_maps(dx), exact.grad + more),
+        "weight gradient": relative_error(filters.gradients(sums)[0], weight.grad),
+        "bias gradient": relative_error(bias_sums, bias.grad),
+    }
+
+
+def direct_errors(
+    library: Library,
+    images: int,
+    size: tuple[int, int],
+    layer: tuple[int, int, int, int, int],
+    is_bytes: bool,
+) -> dict[str, float]:
+    """Return the relative errors of a direct convolution and a rectifier, forward and backward.
+
+    `layer` is (channels, out_channels, kernel, stride, padding).
+    """
+    channels, out_channels, kernel, stride, pad = layer
+    module = nn.Conv2d(channels, out_channels, kernel, stride, pad)
+    assert module.bias is not None
+    with torch.no_grad():
+        module.weight.copy_(seeded(*module.weight.shape) / (kernel * channels**0.5))
+        module.bias.copy_(seeded(out_channels))
+    scale = 1 / 255 if is_bytes else 1.0
+    convolution = DirectConvolution(library, size, module, scale, is_bytes)
+    x = seeded(images, channels, *size)
+    if is_bytes:
+        x = (x * 64 + 128).clamp(0, 255).to(torch.uint8)
+    exact = (x.double() * scale).requires_grad_()
+    weight, bias = (each.detach().double().requires_grad_() for each in (module.weight, module.bias))
+    output = F.conv2d(exact, weight, bias, stride, pad)
+    dy = seeded(*output.shape)
+    output.backward(dy.double())  # type: ignore[no-untyped-call]
+    assert exact.grad is not None
+    assert weight.grad is not None
+    assert bias.grad is not None
+
+    inputs, gradients = as_images(x), as_images(dy)
+    y, dx = torch.empty(images, *output.shape[2:], out_channels), torch.empty(images, *size, channels)
+    convolution.forward(
+        inputs.data_ptr(),
+        convolution.filter(module.weight),
+        module.bias.data_ptr(),
+        y.data_ptr(),
+        images,
+        True,
+    )
+    sums, bias_sums = torch.zeros(kernel, kernel, channels, out_channels), torch.zeros(out_channels)
+    convolution.weight_gradient(
+        inputs.data_ptr(), gradients.data_ptr(), sums.data_ptr(), bias_sums.data_ptr(), images
+    )
+    errors = {
+        "forward": relative_error(as_maps(y), F.relu(output.detach())),
+        "weight gradient": relative_error(convolution.gradient(sums), weight.grad),
+        "bias gradient": relative_error(bias_sums, bias.grad),
+    }
+    if convolution.phases:
+        filters = convolution.gradient_filters(module.weight)
+        convolution.input_gradient(gradients.data_ptr(), filters, dx.data_ptr(), images, inputs.data_ptr())
+        errors["input gradient"] = relative_error(as_maps(dx), exact.grad * (x > 0))
+    return errors
+
+
+def pool_errors(library: Library, images: int, size: tuple[int, int], channels: int) -> dict[str, float]:
+    """Return the relative errors of the max-pool, forward and backward. Values repeat, so that maxima tie."""
+    x = (seeded(images, channels, *size) * 2).round().requires_grad_()
+    output = F.max_pool2d(x, 3, stride=2, padding=1)
+    dy = seeded(*output.shape)
+    output.backward(dy)  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    inputs, gradients = as_images(x.detach()), as_images(dy)
+    y, dx = as_images(torch.empty_like(output)), torch.empty_like(inputs)
+    places = torch.empty_like(y, dtype=torch.uint8)
+    library.max_pool(inputs.data_ptr(), y.data_ptr(), places.data_ptr(), images, *size, channels)
+    library.max_pool_gradient(gradients.data_ptr(), places.data_ptr(), dx.data_ptr(), images, *size, channels)
+    return {
+        "forward": relative_error(as_maps(y), output.detach().double()),
+        "input gradient": relative_error(as_maps(dx), x.grad.double()),
+    }
+
+
+def find_fault(library: Library) -> str | None:
+    """Return what is wrong with the kernels, in one line; None if all layers are right."""
+    layers: dict[str, dict[str, float]] = {}
+    for images, size, channels, out_channels, pad, rectify in (
+        (3, (32, 32), 16, 16, 1, True),
+        (2, (9, 14), 16, 32, 1, False),
+        (5, (8, 8), 32, 32, 1, True),
+        (2, (11, 6), 48, 16, 1, True),
+        (9, (6, 6), 64, 64, 0, False),
+        (1, (2, 3), 32, 16, 2, False),
+    ):
+        name = f"convolution 3x3 {channels} -> {out_channels}, {size[0]} x {size[1]}, padding {pad}"
+        layers[name] = winograd_errors(library, images, size, channels, out_channels, pad, rectify)
+    for size, layer, is_bytes in (
+        ((64, 64), (3, 16, 3, 1, 1), True),
+        ((21, 17), (4, 16, 3, 1, 1), False),
+        ((64, 64), (3, 32, 8, 4, 0), True),
+        ((15, 15), (32, 64, 4, 2, 0), False),
+    ):
+        name = f"convolution {layer[2]}x{layer[2]} {layer[0]} -> {layer[1]}, {size[0]} x {size[1]}"
+        layers[name] = direct_errors(library, 3, size, layer, is_bytes)
+    for size in ((64, 64), (11, 6)):
+        layers[f"max-pool, {size[0]} x {size[1]}"] = pool_errors(library, 2, size, 16)
+    for layer_name, errors in layers.items():
+        for part, error in errors.items():
+            if not error <= TOLERANCES[part]:
+                return f"{layer_name}: relative error {error:.1e} in the {part}"
+    return None
+
+
+def main() -> int:
+    """Check the library that the command names; print the fault if there is one. Returns the exit code."""
+    torch.set_num_threads(1)
+    fault = find_fault(Library(Path(sys.argv[1])))
+    print(fault or "all layers are right")
+    return int(fault is not None)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

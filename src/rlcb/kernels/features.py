@@ -1,0 +1,114 @@
+"""The features of a batch of images on the native kernels, as an operation that autograd can run backward."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlcb.kernels.networks import Network, Sums
+
+IMAGES = 16
+"""Images that run through the network at once."""
+
+
+class NativeFeatures:
+    """Maps observations (B, H, W, C), uint8 or float32, to features (B, F): a network's convolutions and the
+    last rectifier.
+
+    Uses as many threads as torch does (torch.set_num_threads).
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._local = threading.local()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __call__(self, observations: Tensor) -> Tensor:
+        observations = observations.contiguous()
+        if torch.is_grad_enabled():
+            parameters = [p for module in self.network.modules for p in (module.weight, module.bias)]
+            return F.relu(_Convolutions.apply(self, observations, *parameters))  # type: ignore[no-untyped-call]
+        return F.relu(self.forward(observations, None), inplace=True)
+
+    def forward(self, observations: Tensor, kept: list[Tensor] | None) -> Tensor:
+        """Return the output (B, F) of the last convolution; activations go to `kept`, if given."""
+        network, filters = self.network, self.network.prepare()
+        out = torch.empty(len(observations), network.out_features)
+
+        def part(worker: int, start: int, count: int) -> None:
+            place, slot = (self._activations(), 0) if kept is None else (kept, start)
+            x = observations.data_ptr() + start * observations.stride(0) * observations.element_size()
+            network.forward(x, filters, place, slot, out.data_ptr() + start * out.stride(0) * 4, count)
+
+        self._for_parts(len(observations), part)
+        return out
+
+    def backward(self, observations: Tensor, kept: list[Tensor], gradient: Tensor) -> list[Tensor]:
+        """Return the gradients of weight, bias, weight, bias, ... for that of the output (B, F)."""
+        network, filters = self.network, self.network.prepare_backward()
+        gradient = gradient.contiguous()
+        sums: list[Sums | None] = [None] * torch.get_num_threads()
+
+        def part(worker: int, start: int, count: int) -> None:
+            own = sums[worker]
+            if own is None:
+                own = sums[worker] = network.sums()
+            x = observations.data_ptr() + start * observations.stride(0) * observations.element_size()
+            network.backward(
+                x, filters, kept, start, gradient.data_ptr() + start * gradient.stride(0) * 4, own, count
+            )
+
+        self._for_parts(len(observations), part)
+        total, *others = [each for each in sums if each is not None]
+        for other in others:
+            total.add(other)
+        return network.gradients(total)
+
+    def _activations(self) -> list[Tensor]:
+        """Return this thread's memory for the activations of passes without gradients."""
+        if not hasattr(self._local, "activations"):
+            self._local.activations = self.network.activations(IMAGES)
+        return self._local.activations  # type: ignore[no-any-return]
+
+    def _for_parts(self, images: int, run: Callable[[int, int, int], None]) -> None:
+        """Call run(worker, start, count) for all parts of the batch, in one thread for each worker.
+
+        Which worker gets a part depends on the numbers alone, so that sums are the same every time.
+        """
+        workers = min(torch.get_num_threads(), images)
+        size = min(IMAGES, -(-images // workers)) if workers else IMAGES
+        starts = range(0, images, size)
+
+        def work(worker: int) -> None:
+            for start in starts[worker::workers]:
+                run(worker, start, min(size, images - start))
+
+        if workers <= 1:
+            return work(0) if images else None
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(workers - 1, "rlcb-kernels")
+        others = [self._pool.submit(work, worker) for worker in range(1, workers)]
+        work(0)
+        for other in others:
+            other.result()
+
+
+class _Convolutions(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: NativeFeatures, observations: Tensor, *parameters: Tensor) -> Tensor:
+        kept = features.network.activations(len(observations))
+        out = features.forward(observations, kept)
+        ctx.features = features
+        ctx.save_for_backward(observations, *kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        observations, *kept = ctx.saved_tensors
+        return None, None, *ctx.features.backward(observations, kept, gradients[0])

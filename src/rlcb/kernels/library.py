@@ -1,0 +1,68 @@
+"""Loads the native kernels and calls them: the interface between Python and convolutions.cpp.
+
+Tensors are float32 and contiguous in memory order (images, rows, columns, channels) unless stated otherwise;
+functions take their addresses. Every call releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, c_int, c_void_p
+from pathlib import Path
+from typing import Any
+
+from rlcb.kernels.build import compiled_and_checked
+
+CHANNEL_MULTIPLE = 16
+"""All channels but those of observations are a multiple of this."""
+
+
+class Direct(ctypes.Structure):
+    """The geometry of a direct convolution, as in convolutions.cpp."""
+
+    _fields_ = [
+        (name, c_int)
+        for name in (
+            *("height", "width", "channels", "pad", "kernel", "stride", "down", "across", "out_channels"),
+            *("out_height", "out_width", "first_row", "first_column", "step", "bytes"),
+        )
+    ]
+
+
+SIGNATURES: dict[str, list[Any]] = {
+    "rlcb_lanes": [],
+    "rlcb_convolve_3x3": [c_void_p] * 6 + [c_int] * 8,
+    "rlcb_weights_3x3": [c_void_p] * 4 + [c_int] * 8,
+    "rlcb_convolve": [POINTER(Direct)] + [c_void_p] * 6 + [c_int] * 2,
+    "rlcb_weights": [POINTER(Direct)] + [c_void_p] * 4 + [c_int],
+    "rlcb_max_pool": [c_void_p] * 3 + [c_int] * 4,
+    "rlcb_max_pool_gradient": [c_void_p] * 3 + [c_int] * 4,
+}
+
+
+class Library:
+    """The functions of a compiled convolutions.cpp; that file says what each does."""
+
+    def __init__(self, path: Path) -> None:
+        functions = ctypes.CDLL(str(path))
+        for name, arguments in SIGNATURES.items():
+            function = getattr(functions, name)
+            function.argtypes, function.restype = arguments, c_int if name == "rlcb_lanes" else None
+        self.lanes = int(functions.rlcb_lanes())
+        """Floats in a vector register: 16 with AVX-512, 8 with AVX2, 4 with SSE and NEON."""
+        self.convolve_3x3 = functions.rlcb_convolve_3x3
+        self.weights_3x3 = functions.rlcb_weights_3x3
+        self.convolve = functions.rlcb_convolve
+        self.weights = functions.rlcb_weights
+        self.max_pool = functions.rlcb_max_pool
+        self.max_pool_gradient = functions.rlcb_max_pool_gradient
+
+
+@functools.cache
+def load() -> Library:
+    """Return the kernels of this machine, after building and checking them at first use.
+
+    Raises KernelsUnavailable with the reason if there are none.
+    """
+    return Library(compiled_and_checked())

@@ -1,0 +1,377 @@
+"""The convolutions of the IMPALA-CNN and the Nature CNN on the native kernels, for a part of a batch.
+
+A network is run depth first: all layers for a few images, then the next images, so that the outputs of a
+layer are still in the caches when the next one reads them (kernels/features.py cuts the batch).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlcb.kernels.layers import DirectConvolution, Filters, Winograd
+from rlcb.kernels.library import CHANNEL_MULTIPLE, Library
+
+CACHED_FLOATS = 2**17
+"""Floats of a layer's output, before max-pooling, that stay in a core's cache."""
+
+
+class Sums:
+    """One thread's sums of gradients: of all transformed filters, of the first filters, of all biases."""
+
+    def __init__(self, columns: int, direct: Sequence[DirectConvolution], biases: int) -> None:
+        self.filters = torch.zeros(36, columns)
+        self.direct = [
+            torch.zeros(layer.kernel, layer.kernel, layer.channels, layer.out_channels) for layer in direct
+        ]
+        self.biases = torch.zeros(biases)
+
+    def add(self, other: Sums) -> None:
+        """Add the sums of another thread."""
+        self.filters.add_(other.filters)
+        self.biases.add_(other.biases)
+        for sums, more in zip(self.direct, other.direct, strict=True):
+            sums.add_(more)
+
+
+class Network(Protocol):
+    """The convolutions of a network, whose parameters are `weight, bias, weight, bias, ...` in order."""
+
+    modules: list[nn.Conv2d]
+    out_features: int
+
+    def prepare(self) -> list[Tensor]:
+        """Return the filters for forward passes."""
+
+    def prepare_backward(self) -> list[Tensor]:
+        """Return the filters for backward passes."""
+
+    def activations(self, images: int) -> list[Tensor]:
+        """Return tensors for what the backward pass needs of so many images."""
+
+    def forward(
+        self, x: int, filters: list[Tensor], kept: list[Tensor], slot: int, out: int, count: int
+    ) -> None:
+        """Run `count` images at address `x`: activations go to `kept` from image `slot` on, the output of the
+        last convolution to address `out`."""
+
+    def backward(
+        self,
+        x: int,
+        filters: list[Tensor],
+        kept: list[Tensor],
+        slot: int,
+        gradient: int,
+        sums: Sums,
+        count: int,
+    ) -> None:
+        """Add the gradients of all weights to `sums`; the output has the gradient at address `gradient`."""
+
+    def sums(self) -> Sums:
+        """Return sums of zero."""
+
+    def gradients(self, sums: Sums) -> list[Tensor]:
+        """Return the gradients of weight, bias, weight, bias, ..."""
+
+
+def address(tensor: Tensor, image: int) -> int:
+    """Return the address of an image in a contiguous tensor (images, ...)."""
+    return tensor.data_ptr() + image * tensor.stride(0) * tensor.element_size()
+
+
+def supported(layers: Sequence[nn.Conv2d]) -> bool:
+    """Return whether the kernels can compute these convolutions."""
+    return all(layer.out_channels % CHANNEL_MULTIPLE == 0 for layer in layers)
+
+
+class Buffers(threading.local):
+    """Memory that each thread uses again for every part of a batch."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+
+    def get(self, name: str, floats: int) -> int:
+        """Return the address of at least so many floats."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.numel() < floats:
+            tensor = self._tensors[name] = torch.empty(floats)
+        return tensor.data_ptr()
+
+
+class _Stage:
+    """A stage of the IMPALA-CNN: a convolution, a max-pool and two residual blocks."""
+
+    def __init__(self, size: tuple[int, int], channels: int, blocks: list[tuple[Winograd, Winograd]]) -> None:
+        self.size, self.channels, self.blocks = size, channels, blocks
+        self.out_size = ((size[0] + 1) // 2, (size[1] + 1) // 2)
+        self.unpooled = size[0] * size[1] * channels
+        self.floats = self.out_size[0] * self.out_size[1] * channels
+        self.part = max(1, CACHED_FLOATS // self.unpooled)
+        """How many images are convolved before they are pooled."""
+
+
+class ImpalaNetwork:
+    """The three stages of the IMPALA-CNN (rl/models.py), without the last rectifier."""
+
+    def __init__(
+        self, library: Library, modules: list[list[nn.Conv2d]], shape: tuple[int, int, int], is_bytes: bool
+    ) -> None:
+        """`modules` has the five convolutions of each stage; `shape` is (C, H, W) of an observation."""
+        self.modules = [module for stage in modules for module in stage]
+        self.library, self.buffers = library, Buffers()
+        size = (shape[1], shape[2])
+        self.observation_bytes = shape[0] * size[0] * size[1] * (1 if is_bytes else 4)
+        self.first = DirectConvolution(library, size, modules[0][0], 1 / 255 if is_bytes else 1.0, is_bytes)
+        self.stages: list[_Stage] = []
+        self.entries: list[Winograd] = []
+        """The first convolution of every stage but the first."""
+        layers: list[Winograd] = []
+        column = 0
+
+        def add(layer: nn.Conv2d, rectify: bool) -> Winograd:
+            nonlocal column
+            layers.append(Winograd(library, size, layer, 1, column, rectify))
+            column += layer.in_channels * layer.out_channels
+            return layers[-1]
+
+        for number, (entry, *branches) in enumerate(modules):
+            if number > 0:
+                self.entries.append(add(entry, False))
+            unpooled, size = size, ((size[0] + 1) // 2, (size[1] + 1) // 2)
+            convolutions = [add(branch, True) for branch in branches]
+            blocks = list(zip(convolutions[::2], convolutions[1::2], strict=True))
+            self.stages.append(_Stage(unpooled, entry.out_channels, blocks))
+        self.filters = Filters(layers)
+        self.out_features = self.stages[-1].floats
+
+    def prepare(self) -> list[Tensor]:
+        weights = [module.weight for module in self.modules]
+        return [self.first.filter(weights[0]), self.filters.forward(weights[1:])]
+
+    def prepare_backward(self) -> list[Tensor]:
+        return [self.filters.backward([module.weight for module in self.modules[1:]])]
+
+    def activations(self, images: int) -> list[Tensor]:
+        tensors = []
+        for number, stage in enumerate(self.stages):
+            tensors += [
+                torch.empty(images, stage.floats, dtype=torch.uint8),
+                torch.empty(images, stage.floats),
+            ]
+            for block in range(len(stage.blocks)):
+                tensors.append(torch.empty(images, stage.floats))
+                if (number, block) != (len(self.stages) - 1, len(stage.blocks) - 1):
+                    tensors.append(torch.empty(images, stage.floats))
+        return tensors
+
+    def forward(
+        self, x: int, filters: list[Tensor], kept: list[Tensor], slot: int, out: int, count: int
+    ) -> None:
+        tensors, modules = iter(kept), iter(self.modules)
+        for number, stage in enumerate(self.stages):
+            places, pooled = address(next(tensors), slot), address(next(tensors), slot)
+            self._enter(number, x, filters, _bias(next(modules)), places, pooled, count)
+            x = pooled
+            for first, second in stage.blocks:
+                inner = address(next(tensors), slot)
+                first.forward(x, filters[1], _bias(next(modules)), inner, count)
+                following = next(tensors, None)
+                y = out if following is None else address(following, slot)
+                second.forward(inner, filters[1], _bias(next(modules)), y, count, add=x)
+                x = y
+
+    def _enter(
+        self, number: int, x: int, filters: list[Tensor], bias: int, places: int, pooled: int, count: int
+    ) -> None:
+        """Run the first convolution and the max-pool of a stage."""
+        stage = self.stages[number]
+        y = self.buffers.get("unpooled", stage.part * stage.unpooled)
+        image_bytes = self.observation_bytes if number == 0 else 4 * self._entry_floats(number)
+        for start in range(0, count, stage.part):
+            images = min(stage.part, count - start)
+            if number == 0:
+                self.first.forward(x + start * image_bytes, filters[0], bias, y, images, False)
+            else:
+                self.entries[number - 1].forward(x + start * image_bytes, filters[1], bias, y, images)
+            at = start * stage.floats
+            self.library.max_pool(y, pooled + 4 * at, places + at, images, *stage.size, stage.channels)
+
+    def _entry_floats(self, number: int) -> int:
+        return self.stages[number - 1].floats
+
+    def backward(
+        self,
+        x: int,
+        filters: list[Tensor],
+        kept: list[Tensor],
+        slot: int,
+        gradient: int,
+        sums: Sums,
+        count: int,
+    ) -> None:
+        tensors = [address(tensor, slot) for tensor in kept]
+        bias_sums = _bias_addresses(self.modules, sums.biases)
+        convolution, at = len(self.modules) - 1, sums.filters.data_ptr()
+        last = len(self.stages) - 1
+        for number in range(last, -1, -1):
+            stage = self.stages[number]
+            inner_gradient = self.buffers.get("inner", count * stage.floats)
+            if number == last:
+                tensors.append(0)  # the output of the last block, which no gradient depends on
+            for block in range(len(stage.blocks) - 1, -1, -1):
+                first, second = stage.blocks[block]
+                tensors.pop()
+                inner, before = tensors.pop(), tensors[-1]
+                second.weight_gradient(inner, gradient, at, bias_sums[convolution], count)
+                second.input_gradient(gradient, filters[0], inner_gradient, count, mask=inner)
+                first.weight_gradient(before, inner_gradient, at, bias_sums[convolution - 1], count)
+                target = self.buffers.get(f"gradient {block % 2}", count * stage.floats)
+                first.input_gradient(inner_gradient, filters[0], target, count, mask=before, add=gradient)
+                gradient, convolution = target, convolution - 2
+            tensors.pop()
+            places = tensors.pop()
+            gradient = self._leave(
+                number,
+                x if number == 0 else tensors[-1],
+                filters,
+                places,
+                gradient,
+                sums,
+                bias_sums[convolution],
+                count,
+            )
+            convolution -= 1
+
+    def _leave(
+        self,
+        number: int,
+        x: int,
+        filters: list[Tensor],
+        places: int,
+        gradient: int,
+        sums: Sums,
+        bias_sums: int,
+        count: int,
+    ) -> int:
+        """Run the max-pool and the first convolution of a stage backward; return the gradient's address."""
+        stage = self.stages[number]
+        unpooled = self.buffers.get("unpooled", stage.part * stage.unpooled)
+        image_bytes = self.observation_bytes if number == 0 else 4 * self._entry_floats(number)
+        target = self.buffers.get("entry", count * self._entry_floats(number)) if number else 0
+        for start in range(0, count, stage.part):
+            images, at = min(stage.part, count - start), start * stage.floats
+            self.library.max_pool_gradient(
+                gradient + 4 * at, places + at, unpooled, images, *stage.size, stage.channels
+            )
+            inputs = x + start * image_bytes
+            if number == 0:
+                self.first.weight_gradient(inputs, unpooled, sums.direct[0].data_ptr(), bias_sums, images)
+            else:
+                entry = self.entries[number - 1]
+                entry.weight_gradient(inputs, unpooled, sums.filters.data_ptr(), bias_sums, images)
+                entry.input_gradient(unpooled, filters[0], target + start * image_bytes, images)
+        return target
+
+    def sums(self) -> Sums:
+        return Sums(self.filters.columns, [self.first], _bias_count(self.modules))
+
+    def gradients(self, sums: Sums) -> list[Tensor]:
+        weights = [self.first.gradient(sums.direct[0]), *self.filters.gradients(sums.filters)]
+        return _with_biases(weights, self.modules, sums)
+
+
+class NatureNetwork:
+    """The three convolutions of the Nature CNN (rl/models.py), without the last rectifier."""
+
+    def __init__(
+        self, library: Library, modules: list[nn.Conv2d], shape: tuple[int, int, int], is_bytes: bool
+    ) -> None:
+        """`modules` are the convolutions; `shape` is (C, H, W) of an observation."""
+        self.modules, self.buffers = modules, Buffers()
+        scale = 1 / 255 if is_bytes else 1.0
+        self.first = DirectConvolution(library, (shape[1], shape[2]), modules[0], scale, is_bytes)
+        self.second = DirectConvolution(library, self.first.out_size, modules[1])
+        self.third = Winograd(library, self.second.out_size, modules[2], 0, 0, False)
+        self.filters = Filters([self.third])
+        self.floats = [
+            layer.out_size[0] * layer.out_size[1] * layer.out_channels for layer in (self.first, self.second)
+        ]
+        self.out_features = self.third.out_size[0] * self.third.out_size[1] * self.third.out_channels
+
+    def prepare(self) -> list[Tensor]:
+        first, second, third = (module.weight for module in self.modules)
+        return [self.first.filter(first), self.second.filter(second), self.filters.forward([third])]
+
+    def prepare_backward(self) -> list[Tensor]:
+        _, second, third = (module.weight for module in self.modules)
+        return [self.filters.backward([third]), *self.second.gradient_filters(second)]
+
+    def activations(self, images: int) -> list[Tensor]:
+        return [torch.empty(images, floats) for floats in self.floats]
+
+    def forward(
+        self, x: int, filters: list[Tensor], kept: list[Tensor], slot: int, out: int, count: int
+    ) -> None:
+        one, two = (address(tensor, slot) for tensor in kept)
+        self.first.forward(x, filters[0], _bias(self.modules[0]), one, count, True)
+        self.second.forward(one, filters[1], _bias(self.modules[1]), two, count, True)
+        self.third.forward(two, filters[2], _bias(self.modules[2]), out, count)
+
+    def backward(
+        self,
+        x: int,
+        filters: list[Tensor],
+        kept: list[Tensor],
+        slot: int,
+        gradient: int,
+        sums: Sums,
+        count: int,
+    ) -> None:
+        one, two = (address(tensor, slot) for tensor in kept)
+        bias_sums = _bias_addresses(self.modules, sums.biases)
+        self.third.weight_gradient(two, gradient, sums.filters.data_ptr(), bias_sums[2], count)
+        second = self.buffers.get("second", count * self.floats[1])
+        self.third.input_gradient(gradient, filters[0], second, count, mask=two)
+        self.second.weight_gradient(one, second, sums.direct[1].data_ptr(), bias_sums[1], count)
+        first = self.buffers.get("first", count * self.floats[0])
+        self.second.input_gradient(second, filters[1:], first, count, mask=one)
+        self.first.weight_gradient(x, first, sums.direct[0].data_ptr(), bias_sums[0], count)
+
+    def sums(self) -> Sums:
+        return Sums(self.filters.columns, [self.first, self.second], _bias_count(self.modules))
+
+    def gradients(self, sums: Sums) -> list[Tensor]:
+        weights = [
+            self.first.gradient(sums.direct[0]),
+            self.second.gradient(sums.direct[1]),
+            *self.filters.gradients(sums.filters),
+        ]
+        return _with_biases(weights, self.modules, sums)
+
+
+def _bias(module: nn.Conv2d) -> int:
+    assert module.bias is not None
+    return module.bias.data_ptr()
+
+
+def _bias_count(modules: Sequence[nn.Conv2d]) -> int:
+    return sum(module.out_channels for module in modules)
+
+
+def _bias_addresses(modules: Sequence[nn.Conv2d], biases: Tensor) -> list[int]:
+    """Return the address of each module's part of the sums of all biases."""
+    addresses, at = [], biases.data_ptr()
+    for module in modules:
+        addresses.append(at)
+        at += 4 * module.out_channels
+    return addresses
+
+
+def _with_biases(weights: list[Tensor], modules: Sequence[nn.Conv2d], sums: Sums) -> list[Tensor]:
+    """Return weight, bias, weight, bias, ... of all modules."""
+    biases = torch.split(sums.biases, [module.out_channels for module in modules])
+    return [gradient for pair in zip(weights, biases, strict=True) for gradient in pair]
