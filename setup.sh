@@ -8,7 +8,8 @@ usage() {
 Usage: ./setup.sh [--plan] [--help]
 
 Makes a virtual environment in venv/, installs requirements.txt, requirements-dev.txt (tools for tests and
-style) and this package into it, and checks that torch, Gymnasium and Procgen work. The package is installed
+style) and this package into it, compiles the kernels of the convolutions for this processor, and checks that
+torch, Gymnasium and Procgen work. The package is installed
 editable: the command venv/bin/rlcb and `import rlcb` use the files of this folder. Run it again at any time:
 it does nothing if all is in place, updates packages if the requirements have changed, and repairs an
 interrupted setup.
@@ -243,6 +244,15 @@ install() {
         die 1 "this package could not be installed (see pip's output above)"
 }
 
+# A failure is no reason to stop: PyTorch's kernels compute the convolutions then, at half the speed.
+build_kernels() {
+    if [ -z "${CXX:-}$(type -P c++ g++ clang++)" ]; then
+        say "Installing ziglang, whose C++ compiler builds the kernels (this system has none)"
+        run "$vpy" -m pip install --quiet ziglang || say "ziglang could not be installed (see pip's output above)"
+    fi
+    run "$vpy" -m rlcb.kernels.build || true
+}
+
 verify() {
     local report
     if [ "$plan" = yes ]; then
@@ -311,6 +321,7 @@ main() {
         make_venv
     fi
     install
+    build_kernels
     verify
     write_stamp
     if [ "$plan" = no ]; then

@@ -21,6 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 NVIDIA_DEVICE = Path("/dev/nvidia0").exists()
 PIP = "pip install -r requirements.txt -r requirements-dev.txt"
+KERNELS = "kernels"
 PACKAGE = "pip install --quiet --no-deps --no-build-isolation --editable ."
 
 # The virtual environment that it makes is a real one, without pip, in which it stands in for the interpreter.
@@ -49,6 +50,7 @@ case "$*" in
                                  echo "$PWD/src" >"$site/rlcb.pth"
                              done ;;
         esac ;;
+    "-m rlcb.kernels.build") echo kernels >>"$HERE/calls" ;;
     *ProcgenGym3Env*) echo verify >>"$HERE/calls"; cat "$HERE/verify" ;;
     *) exec "$real" "$@" ;;
 esac
@@ -75,6 +77,7 @@ class Scene:
             found = shutil.which(tool)
             assert found, f"{tool} is missing on this machine"
             (self.bin / tool).symlink_to(found)
+        self.script(self.bin / "c++", "#!/bin/bash\nexit 1\n")
         (folder / "pip_config").write_text("")
         (folder / "verify").write_text("cpu\nPython, torch and procgen work\n")
         self.script(folder / "uv", f"#!/bin/bash\necho \"uv $*\" >>'{folder}/calls'\n")
@@ -344,7 +347,7 @@ def test_the_second_run_asks_nothing_of_pip(scene: Scene) -> None:
     first = scene.setup(TORCH_BUILD="default")
     assert first.returncode == 0, first.stderr
     assert "Python, torch and procgen work" in first.stdout
-    assert scene.calls() == ["venv", PIP, PACKAGE, "verify"]
+    assert scene.calls() == ["venv", PIP, PACKAGE, KERNELS, "verify"]
     os.utime(scene.stamp, (1, 1))
 
     second = scene.setup()
@@ -352,6 +355,14 @@ def test_the_second_run_asks_nothing_of_pip(scene: Scene) -> None:
     assert "up to date" in second.stdout
     assert scene.calls() == []
     assert scene.stamp.stat().st_mtime > 1, "make compares the stamp's age with requirements.txt"
+
+
+def test_without_a_compiler_that_of_ziglang_is_installed(scene: Scene) -> None:
+    scene.fitting_python()
+    (scene.bin / "c++").unlink()
+    result = scene.setup(TORCH_BUILD="default")
+    assert result.returncode == 0, result.stderr
+    assert scene.calls() == ["venv", PIP, PACKAGE, "pip install --quiet ziglang", KERNELS, "verify"]
 
 
 def test_a_package_installed_from_another_folder_is_installed_again(scene: Scene) -> None:
@@ -364,7 +375,7 @@ def test_a_package_installed_from_another_folder_is_installed_again(scene: Scene
 
     again = scene.setup(TORCH_BUILD="default")
     assert again.returncode == 0, again.stderr
-    assert scene.calls() == [PIP, PACKAGE, "verify"]
+    assert scene.calls() == [PIP, PACKAGE, KERNELS, "verify"]
     assert link.read_text() == f"{scene.project}/src\n"
 
 
@@ -376,7 +387,7 @@ def test_changed_requirements_are_installed_into_the_same_environment(scene: Sce
         file.write("# one more line\n")
     result = scene.setup(TORCH_BUILD="default")
     assert result.returncode == 0, result.stderr
-    assert scene.calls() == [PIP, PACKAGE, "verify"]
+    assert scene.calls() == [PIP, PACKAGE, KERNELS, "verify"]
 
 
 @pytest.mark.parametrize("trouble", ["kill", "fail"])
@@ -391,7 +402,7 @@ def test_after_an_interrupted_or_failed_run_the_next_one_finishes(scene: Scene, 
     (scene.here / trouble).unlink(missing_ok=True)
     result = scene.setup(TORCH_BUILD="default")
     assert result.returncode == 0, result.stderr
-    assert scene.calls() == [PIP, PACKAGE, "verify"]
+    assert scene.calls() == [PIP, PACKAGE, KERNELS, "verify"]
     assert scene.stamp.exists()
 
 
@@ -408,7 +419,7 @@ def test_after_an_interrupted_update_going_back_to_the_old_requirements_installs
     requirements.write_text(before)
     result = scene.setup(TORCH_BUILD="default")
     assert result.returncode == 0, result.stderr
-    assert scene.calls() == [PIP, PACKAGE, "verify"]
+    assert scene.calls() == [PIP, PACKAGE, KERNELS, "verify"]
 
 
 def test_half_installed_packages_are_forgotten_so_that_pip_installs_them_again(scene: Scene) -> None:
@@ -441,7 +452,7 @@ def test_an_environment_whose_python_is_gone_is_made_anew(scene: Scene) -> None:
     python.symlink_to("/nowhere/python3")
     result = scene.setup(TORCH_BUILD="default")
     assert result.returncode == 0, result.stderr
-    assert scene.calls() == ["venv", PIP, PACKAGE, "verify"]
+    assert scene.calls() == ["venv", PIP, PACKAGE, KERNELS, "verify"]
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(scene: Scene) -> None:

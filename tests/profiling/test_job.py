@@ -133,7 +133,7 @@ def test_the_parts_of_a_timestep_are_measured_before_and_after_the_runs(
     for speeds in (made.forward, made.forward_backward):
         seconds = {(each.layout, each.precision): each.seconds for each in speeds}
         assert seconds["channels_last", "float32"] == 1.5
-        assert seconds["NCHW", "float32"] == 1.0  # which no run uses
+        assert seconds["torch", "float32"] == 1.0  # which no run uses
     assert {each.seconds for each in made.reduce} == {1.0}
     assert made.machine.peak_flops == 1.0
 

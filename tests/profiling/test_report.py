@@ -36,13 +36,13 @@ def test_the_plan_measures_every_size_with_every_number_of_threads_and_all_cores
             assert (("forward", size, threads, "channels_last", "float32"), processes) in found
         for size in (64, 128):
             assert (("forward_backward", size, threads, "channels_last", "float32"), processes) in found
-        assert (("forward_backward", 128, threads, "NCHW", "float32"), processes) in found
+        assert (("forward_backward", 128, threads, "torch", "float32"), processes) in found
     assert (("forward", 8, 1, "channels_last", "float32"), 4) in found  # the share of each of four
     assert (("forward_backward", 128, 1, "channels_last", "bfloat16"), 4) in found
     assert (("all_reduce", 4, 4000), 4) in found
     assert len({step.key for step in steps}) == len(steps)
     plain = plan(config, [config.env], EFFORTS["quick"], 4, ("float32",), 1000, False)
-    assert not [step for step in plain if "bfloat16" in step.key or "NCHW" in step.key]
+    assert not [step for step in plain if "bfloat16" in step.key or "torch" in step.key]
 
 
 def test_a_short_run_is_the_recommended_one_with_shorter_rollouts() -> None:

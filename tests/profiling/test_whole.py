@@ -55,7 +55,7 @@ def test_a_profile_has_all_measurements_and_files(measured: tuple[Path, str]) ->
     assert profile.cores == cores
     assert {each.threads for each in profile.forward} >= {1, cores}
     assert {each.size for each in profile.forward_backward} == {64, 128}
-    assert {each.layout for each in profile.forward} == {"channels_last", "NCHW"}
+    assert {each.layout for each in profile.forward} == {"channels_last", "torch"}
     assert {each.threads for each in profile.environments} >= {1, cores}
     assert profile.network.observation_shape == (16, 16, 3)
     # The first convolution, 4 filters of 3 x 3 x 3 on 16 x 16 places; backwards no gradient of the image.

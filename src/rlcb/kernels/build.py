@@ -80,6 +80,17 @@ def library_path() -> Path:
     return cache_folder() / f"convolutions-{key.hexdigest()[:16]}.so"
 
 
+def main() -> int:
+    """Build the kernels if that has not been done, and say whether runs will use them. Returns the exit code."""
+    try:
+        library = compiled_and_checked()
+    except KernelsUnavailable as error:
+        print(f"No kernels of our own, so PyTorch's compute the convolutions: {error}")
+        return 1
+    print(f"Kernels of the convolutions: compiled for this processor and checked ({library})")
+    return 0
+
+
 def build_ahead(config: Config) -> None:
     """Build the kernels of a run before it starts processes, which would all wait for that.
 
@@ -166,3 +177,7 @@ def check_library(library: Path, verdict: Path) -> None:
     unfinished = verdict.with_suffix(f".{os.getpid()}")
     unfinished.write_text(failure)
     os.replace(unfinished, verdict)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

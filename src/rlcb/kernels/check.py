@@ -41,6 +41,26 @@ def as_maps(tensor: Tensor) -> Tensor:
     return tensor.permute(0, 3, 1, 2)
 
 
+def make_layer(*shape: int) -> tuple[nn.Conv2d, Tensor]:
+    """Return a seeded convolution (channels, out_channels, kernel, stride, padding), and its bias."""
+    module = nn.Conv2d(*shape)
+    assert module.bias is not None
+    with torch.no_grad():
+        module.weight.copy_(seeded(*module.weight.shape) / (shape[2] * shape[0] ** 0.5))
+        module.bias.copy_(seeded(shape[1]))
+    return module, module.bias
+
+
+def exact_convolution(module: nn.Conv2d, x: Tensor, dy: Tensor, rectify: bool = False) -> dict[str, Tensor]:
+    """Return the output and the gradients of a convolution of x (N, C, H, W), by PyTorch in float64."""
+    assert module.bias is not None
+    leaves = [tensor.detach().double().requires_grad_() for tensor in (x, module.weight, module.bias)]
+    inputs = F.relu(leaves[0]) if rectify else leaves[0]
+    output = F.conv2d(inputs, leaves[1], leaves[2], module.stride, module.padding)
+    gradients = torch.autograd.grad(output, leaves, dy.double())
+    return dict(zip(("output", "x", "weight", "bias"), (output.detach(), *gradients), strict=True))
+
+
 def winograd_errors(
     library: Library,
     images: int,
@@ -51,47 +71,32 @@ def winograd_errors(
     rectify: bool,
 ) -> dict[str, float]:
     """Return the relative errors of a 3x3 convolution with a residual sum, forward and backward."""
-    module = nn.Conv2d(channels, out_channels, 3, padding=pad)
-    assert module.bias is not None
-    with torch.no_grad():
-        module.weight.copy_(seeded(*module.weight.shape) / (3 * channels**0.5))
-        module.bias.copy_(seeded(out_channels))
+    module, bias = make_layer(channels, out_channels, 3, 1, pad)
     layer = Winograd(library, size, module, pad, 0, rectify)
-    filters = Filters([layer])
-    x = seeded(images, channels, *size)
-    dy, added = (
-        seeded(images, out_channels, *layer.out_size),
-        seeded(images, out_channels, *layer.out_size) * 2,
-    )
-    more = seeded(images, channels, *size) * 3
+    filters, weights = Filters([layer]), [module.weight]
+    x, dy = seeded(images, channels, *size), seeded(images, out_channels, *layer.out_size)
+    added, more = 2 * dy, 3 * x.flip(0)
+    exact = exact_convolution(module, x, dy, rectify)
 
-    exact = x.double().requires_grad_()
-    weight, bias = (each.detach().double().requires_grad_() for each in (module.weight, module.bias))
-    inputs = F.relu(exact) if rectify else exact
-    output = F.conv2d(inputs, weight, bias, padding=pad) + added
-    output.backward(dy.double())  # type: ignore[no-untyped-call]
-    assert exact.grad is not None
-    assert weight.grad is not None
-    assert bias.grad is not None
-
-    y, dx = torch.empty(images, *layer.out_size, out_channels), torch.empty(images, *size, channels)
-    memory = {
-        name: as_images(tensor) for name, tensor in (("x", x), ("dy", dy), ("added", added), ("more", more))
-    }
-    given = {name: tensor.data_ptr() for name, tensor in memory.items()}
-    mask = given["x"] if rectify else 0
-    weights = [module.weight]
+    inputs, gradients, added_images, more_images = map(as_images, (x, dy, added, more))
+    y, dx = torch.empty_like(gradients), torch.empty_like(inputs)
+    address = inputs.data_ptr()
     layer.forward(
-        given["x"], filters.forward(weights), module.bias.data_ptr(), y.data_ptr(), images, given["added"]
+        *(address, filters.forward(weights), bias.data_ptr(), y.data_ptr(), images),
+        add=added_images.data_ptr(),
     )
-    layer.input_gradient(given["dy"], filters.backward(weights), dx.data_ptr(), images, mask, given["more"])
+    layer.input_gradient(
+        *(gradients.data_ptr(), filters.backward(weights), dx.data_ptr(), images),
+        mask=address if rectify else 0,
+        add=more_images.data_ptr(),
+    )
     sums, bias_sums = torch.zeros(36, filters.columns), torch.zeros(out_channels)
-    layer.weight_gradient(given["x"], given["dy"], sums.data_ptr(), bias_sums.data_ptr(), images)
+    layer.weight_gradient(address, gradients.data_ptr(), sums.data_ptr(), bias_sums.data_ptr(), images)
     return {
-        "forward": relative_error(as_maps(y), output.detach()),
-        "input gradient": relative_error(as_maps(dx), exact.grad + more),
-        "weight gradient": relative_error(filters.gradients(sums)[0], weight.grad),
-        "bias gradient": relative_error(bias_sums, bias.grad),
+        "forward": relative_error(as_maps(y), exact["output"] + added),
+        "input gradient": relative_error(as_maps(dx), exact["x"] + more),
+        "weight gradient": relative_error(filters.gradients(sums)[0], exact["weight"]),
+        "bias gradient": relative_error(bias_sums, exact["bias"]),
     }
 
 
@@ -106,49 +111,29 @@ def direct_errors(
 
     `layer` is (channels, out_channels, kernel, stride, padding).
     """
-    channels, out_channels, kernel, stride, pad = layer
-    module = nn.Conv2d(channels, out_channels, kernel, stride, pad)
-    assert module.bias is not None
-    with torch.no_grad():
-        module.weight.copy_(seeded(*module.weight.shape) / (kernel * channels**0.5))
-        module.bias.copy_(seeded(out_channels))
+    module, bias = make_layer(*layer)
     scale = 1 / 255 if is_bytes else 1.0
     convolution = DirectConvolution(library, size, module, scale, is_bytes)
-    x = seeded(images, channels, *size)
+    x = seeded(images, layer[0], *size)
     if is_bytes:
         x = (x * 64 + 128).clamp(0, 255).to(torch.uint8)
-    exact = (x.double() * scale).requires_grad_()
-    weight, bias = (each.detach().double().requires_grad_() for each in (module.weight, module.bias))
-    output = F.conv2d(exact, weight, bias, stride, pad)
-    dy = seeded(*output.shape)
-    output.backward(dy.double())  # type: ignore[no-untyped-call]
-    assert exact.grad is not None
-    assert weight.grad is not None
-    assert bias.grad is not None
+    dy = seeded(images, layer[1], *convolution.out_size)
+    exact = exact_convolution(module, x.double() * scale, dy)
 
     inputs, gradients = as_images(x), as_images(dy)
-    y, dx = torch.empty(images, *output.shape[2:], out_channels), torch.empty(images, *size, channels)
-    convolution.forward(
-        inputs.data_ptr(),
-        convolution.filter(module.weight),
-        module.bias.data_ptr(),
-        y.data_ptr(),
-        images,
-        True,
-    )
-    sums, bias_sums = torch.zeros(kernel, kernel, channels, out_channels), torch.zeros(out_channels)
-    convolution.weight_gradient(
-        inputs.data_ptr(), gradients.data_ptr(), sums.data_ptr(), bias_sums.data_ptr(), images
-    )
+    y, weights, address = torch.empty_like(gradients), convolution.filter(module.weight), inputs.data_ptr()
+    convolution.forward(address, weights, bias.data_ptr(), y.data_ptr(), images, True)
+    sums, bias_sums = torch.zeros_like(weights), torch.zeros(layer[1])
+    convolution.weight_gradient(address, gradients.data_ptr(), sums.data_ptr(), bias_sums.data_ptr(), images)
     errors = {
-        "forward": relative_error(as_maps(y), F.relu(output.detach())),
-        "weight gradient": relative_error(convolution.gradient(sums), weight.grad),
-        "bias gradient": relative_error(bias_sums, bias.grad),
+        "forward": relative_error(as_maps(y), F.relu(exact["output"])),
+        "weight gradient": relative_error(convolution.gradient(sums), exact["weight"]),
+        "bias gradient": relative_error(bias_sums, exact["bias"]),
     }
     if convolution.phases:
-        filters = convolution.gradient_filters(module.weight)
-        convolution.input_gradient(gradients.data_ptr(), filters, dx.data_ptr(), images, inputs.data_ptr())
-        errors["input gradient"] = relative_error(as_maps(dx), exact.grad * (x > 0))
+        filters, dx = convolution.gradient_filters(module.weight), torch.empty_like(inputs)
+        convolution.input_gradient(gradients.data_ptr(), filters, dx.data_ptr(), images, address)
+        errors["input gradient"] = relative_error(as_maps(dx), exact["x"] * (x > 0))
     return errors
 
 

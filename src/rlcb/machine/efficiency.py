@@ -13,11 +13,14 @@ from rlcb.machine.profile import Profile, mismatch_with_machine, profiles_folder
 from rlcb.paths import shown_path
 
 
-def find_profile(folder: Path, config: Config) -> tuple[Path, Profile] | str | None:
+def find_profile(
+    folder: Path, config: Config, kernels: str | None = None
+) -> tuple[Path, Profile] | str | None:
     """Return the newest profile in `folder` that holds for a run on this machine.
 
     If none holds, return why the newest one does not, or None for an empty folder. A profile holds only for
-    the same processor, number of cores, torch version, network, environment and environment options.
+    the same processor, number of cores, torch version, network, environment and environment options, and for
+    the same kernels of the convolutions if `kernels` names those of the run.
     """
     fitting: list[tuple[str, Path, Profile]] = []
     reasons: list[tuple[str, str]] = []
@@ -28,6 +31,8 @@ def find_profile(folder: Path, config: Config) -> tuple[Path, Profile] | str | N
             reasons.append(("", str(error)))
             continue
         why = mismatch_with_machine(profile, installed_torch()) or mismatch_with_run(profile, config)
+        if why is None and kernels not in (None, profile.network.kernels):
+            why = f"measured {profile.network.kernels} kernels, but this run uses {kernels} ones"
         if why is None:
             fitting.append((profile.measured_at, path, profile))
         else:
@@ -46,14 +51,17 @@ def installed_torch() -> str | None:
         return None
 
 
-def efficiency_of(config: Config, fps: float | None, threads: int | None) -> dict[str, Any]:
+def efficiency_of(
+    config: Config, fps: float | None, threads: int | None, kernels: str | None = None
+) -> dict[str, Any]:
     """Return `efficiency` and `efficiency_note` for the record of a run.
 
-    `fps` is the run's speed and `threads` the number of threads in its first process. `efficiency` is None
+    `fps` is the run's speed, `threads` the number of threads in its first process, and `kernels` computed its
+    convolutions. `efficiency` is None
     unless a profile holds for the run; the note says why, or is None if there is no profile. `limit_fps` is
     the limit of the run's mode; `machine_limit_fps` assumes one thread on each core.
     """
-    found = find_profile(profiles_folder(), config)
+    found = find_profile(profiles_folder(), config, kernels)
     if not isinstance(found, tuple):
         return {"efficiency": None, "efficiency_note": found}
     path, profile = found

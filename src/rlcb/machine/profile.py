@@ -74,7 +74,8 @@ class NetworkSpeed(Section):
     """Samples in one pass."""
     threads: Count
     """Threads of each process."""
-    layout: Literal["channels_last", "NCHW"]
+    layout: Literal["channels_last", "torch", "NCHW"]
+    """channels_last: as runs compute; torch: the same with PyTorch's kernels; NCHW: in old profiles only."""
     precision: Precision
     seconds: PositiveFloat
     """Seconds of one process for one sample."""
@@ -113,6 +114,8 @@ class Network(Section):
     forward_backward_flops: PositiveFloat
     activation_bytes: NonNegative
     """Bytes of the convolutions' activations that one sample needs for its backward pass."""
+    kernels: Literal["native", "torch"] = "torch"
+    """What computes the convolutions of runs; old profiles measured PyTorch's kernels."""
 
 
 class Machine(Section):

@@ -101,12 +101,8 @@ class MachineBench:
         """Return a network and the flat vector of its gradients, as a learner has them."""
         if (layout, precision) not in self.models:
             settings = self.config.model.model_copy(update={"precision": precision})
-            model = make_model(settings, self.spaces, self.config.training.seed)
-            if layout == "NCHW":  # contiguous weights and a contiguous input keep all layers in this layout
-                for parameter in model.parameters():
-                    parameter.data = parameter.data.contiguous()
-                first = next(module for module in model.body.modules() if isinstance(module, nn.Conv2d))
-                first.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(),))
+            kernels = "torch" if layout == "torch" else self.config.hardware.kernels
+            model = make_model(settings, self.spaces, self.config.training.seed, kernels)
             gradient = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
             flatten_parameters(model, gradient)
             self.models[layout, precision] = model, gradient
@@ -116,7 +112,8 @@ class MachineBench:
         """Return the start-up times and the facts of the network."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        model, _ = self._model("channels_last", self.config.model.precision)
+        used, _ = self._model("channels_last", self.config.model.precision)
+        model, _ = self._model("torch", self.config.model.precision)  # whose operations can be counted
         with FlopCounterMode(display=False) as forward:
             loss = self._loss(*model(self.frames[:1]))
         with FlopCounterMode(display=False) as backward:
@@ -128,7 +125,8 @@ class MachineBench:
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "forward_flops": float(forward.get_total_flops()),
             "forward_backward_flops": float(forward.get_total_flops() + backward.get_total_flops()),
-            "activation_bytes": activation_bytes(model),
+            "activation_bytes": activation_bytes(used),
+            "kernels": used.kernels,
         }
 
     def environment(self, env_config: EnvConfig, count: int, threads: int, duration: float) -> float:
@@ -210,9 +208,10 @@ class MachineBench:
         return actor_critic_loss(log_probs, entropies, values, targets, targets, self.config.training)[0]
 
     def layers(self, size: int, duration: float) -> list[dict[str, Any]]:
-        """Return name, operations, bytes and forward seconds per sample of each shape of layer."""
+        """Return name, operations, bytes and forward seconds per sample of each shape of layer, on PyTorch's
+        kernels."""
         cpu.set_torch_threads(1)
-        model, _ = self._model("channels_last", self.config.model.precision)
+        model, _ = self._model("torch", self.config.model.precision)
         layers = [each for each in model.modules() if isinstance(each, (nn.Conv2d, nn.Linear))]
         records = [LayerRecord(layer, size) for layer in layers]
         with torch.inference_mode():

@@ -31,7 +31,7 @@ from rlcb.processes.measurement_pool import Measurers
 from rlcb.software import describe_software
 
 BENCH = "rlcb.profiling.bench:MachineBench"
-ACTING, LEARNING = 32, 128  # sizes at which layouts and precisions are compared
+ACTING, LEARNING = 32, 128  # sizes at which kernels and precisions are compared
 SMALL_SUM = 4096  # bytes of the all-reduce that shows the latency
 
 Key = tuple[Any, ...]
@@ -93,7 +93,7 @@ def plan(
     """Yield all measurements of a round.
 
     `precisions` are those that the processor supports, `parameters` is the size of the network, and
-    `is_image` says whether it sees images, which have a layout and convolutions.
+    `is_image` says whether it sees images and has convolutions.
     """
     precision, num_envs, seconds = config.model.precision, config.env.num_envs, effort.seconds
     for each in precisions:
@@ -111,7 +111,7 @@ def plan(
         passes += [("forward_backward", size, "channels_last") for size in effort.learning]
         if is_image:
             passes += [("act_and_learn", size, "channels_last") for size in sizes]
-            passes += [("forward", ACTING, "NCHW"), ("forward_backward", LEARNING, "NCHW")]
+            passes += [("forward", ACTING, "torch"), ("forward_backward", LEARNING, "torch")]
         for name, size, layout in passes:
             how = (size, threads, layout, precision)
             yield Step(f"{name} of {size}, {layout}, {who}", (name, *how), (*how, seconds), processes)

@@ -26,7 +26,7 @@ def describe_profile(profile: Profile, configs: Mapping[AlgorithmMode, Config]) 
         *network_table(profile, "forward_backward"),
         "",
         *([*network_table(profile, "act_and_learn"), ""] if profile.act_and_learn else []),
-        *([row("layout", text)] if (text := layouts(profile)) else []),
+        *([row("kernels", text)] if (text := kernels(profile)) else []),
         row("precision", precisions(profile)),
         *reductions(profile),
         "",
@@ -149,16 +149,19 @@ def ratio(profile: Profile, name: str, precision: str, layout: str) -> float | N
     return seconds_by_size(speeds, 1, profile.precision)[size] / other[size]
 
 
-def layouts(profile: Profile) -> str:
-    """Return the text that compares channels_last with NCHW; empty for a network that sees no images."""
-    forward = ratio(profile, "forward", profile.precision, "NCHW")
-    both = ratio(profile, "forward_backward", profile.precision, "NCHW")
+def kernels(profile: Profile) -> str:
+    """Return the text that compares native kernels with PyTorch's; empty for a network without images."""
+    forward = ratio(profile, "forward", profile.precision, "torch")
+    both = ratio(profile, "forward_backward", profile.precision, "torch")
     if forward is None or both is None:
         return ""
-    return (
-        f"channels_last, which this project uses, is {1 / forward:.2f} times as fast as NCHW forward, "
+    if profile.network.kernels == "torch":
+        return "torch: native ones are not used here (hardware.kernels)"
+    text = (
+        f"native ones, which runs use, are {1 / forward:.2f} times as fast as PyTorch's forward, "
         f"{1 / both:.2f} times forward and backward"
     )
+    return text if both < 1 else f"{text}: --set hardware.kernels=torch makes use of PyTorch's"
 
 
 def precisions(profile: Profile) -> str:

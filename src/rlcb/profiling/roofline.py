@@ -80,7 +80,7 @@ def whole_passes(profile: Profile) -> list[WholePass]:
     wanted = (
         ("forward", profile.forward, (own, "channels_last"), GREEN),
         ("forward and backward", profile.forward_backward, (own, "channels_last"), BLUE),
-        ("forward and backward, NCHW", profile.forward_backward, (own, "NCHW"), VERMILION),
+        ("forward and backward, PyTorch's kernels", profile.forward_backward, (own, "torch"), VERMILION),
         (f"forward and backward, {other}", profile.forward_backward, (other, "channels_last"), PURPLE),
     )
     found = []

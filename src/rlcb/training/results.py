@@ -44,7 +44,7 @@ def write_record(
         "env": config.env.id,
         "seed": config.training.seed,
         **metrics,
-        **efficiency_of(config, metrics["average_fps"], threads[0] if threads else None),
+        **efficiency_of(config, metrics["average_fps"], threads[0] if threads else None, kernels),
         "hardware": {**describe_machine(), "threads": threads, "kernels": kernels},
         "software": describe_software(),
         "config": config.model_dump(mode="json"),
