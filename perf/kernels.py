@@ -1,0 +1,126 @@
+"""Speed of the native kernels (rlcb/kernels) against PyTorch's: layers, whole networks and whole runs.
+
+    venv/bin/python -m perf.kernels [--only networks runs] [--rounds 7]
+
+Networks: one thread, batches of 64 images of Procgen's size, float32 with both kinds of kernels and bfloat16.
+Runs: PPO, A2C and IMPALA on starpilot in parallel mode, each kind in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+import torch
+
+from perf.measure import interleave, rate, save, table
+from perf.training_runs import Result, train
+from rlcb.config.settings import ModelConfig
+from rlcb.envs.spaces import Spaces
+from rlcb.rl.models import ActorCritic, make_model
+
+IMAGES = 64
+SPACES = Spaces((64, 64, 3), "uint8", 15)
+NETWORKS = {"impala": "IMPALA-CNN", "nature": "Nature CNN"}
+KINDS = {
+    "native": ("native", "float32"),
+    "PyTorch": ("torch", "float32"),
+    "PyTorch, bfloat16": ("torch", "bfloat16"),
+}
+RUNS = {
+    "PPO, IMPALA-CNN": ("ppo", "impala", ("--num-envs", 32, "--n-steps", 32, "--batch-size", 512), 25),
+    "PPO, Nature CNN": ("ppo", "nature", ("--num-envs", 64, "--n-steps", 64, "--batch-size", 1024), 12),
+    "A2C, IMPALA-CNN": ("a2c", "impala", ("--num-envs", 32, "--n-steps", 16), 60),
+    "A2C, Nature CNN": ("a2c", "nature", ("--num-envs", 32, "--n-steps", 16), 160),
+    "IMPALA, IMPALA-CNN": ("impala", "impala", (), 20),
+}
+"""Algorithm, network, flags and number of updates of each run."""
+
+
+def passes(model: ActorCritic, backward: bool) -> float:
+    """Return the images per second of a forward pass, or of a forward and a backward pass."""
+    observations = torch.randint(0, 256, (IMAGES, 64, 64, 3), dtype=torch.uint8)
+
+    def forward() -> None:
+        with torch.inference_mode():
+            model(observations)
+
+    def both() -> None:
+        logits, values = model(observations)
+        (logits.square().mean() + values.square().mean()).backward()  # type: ignore[no-untyped-call]
+
+    return rate(both if backward else forward, IMAGES)
+
+
+def measure_networks(rounds: int) -> None:
+    """Measure both networks and save the results."""
+    torch.set_num_threads(1)
+    parts, data = [f"Images per second of one thread, batches of {IMAGES} images of 64 x 64 x 3"], {}
+    for architecture, name in NETWORKS.items():
+        models = {
+            kind: make_model(
+                ModelConfig.model_validate({"architecture": architecture, "precision": precision}),
+                SPACES,
+                0,
+                kernels,  # type: ignore[arg-type]
+            )
+            for kind, (kernels, precision) in KINDS.items()
+        }
+        for backward, what in ((False, "forward"), (True, "forward and backward")):
+            alternatives = {kind: partial(passes, model, backward) for kind, model in models.items()}
+            comparison = interleave(alternatives, rounds)
+            parts += [f"\n{name}, {what}\n", table(comparison, "PyTorch", "images/s")]
+            data[f"{name}, {what}"] = comparison.rates
+    save("kernels_networks", "\n".join(parts), data)
+
+
+def run(name: str, kind: str, results: dict[str, list[Result]]) -> float:
+    """Train with one kind of kernels and return the timesteps per second; keep the result."""
+    algorithm, network, flags, updates = RUNS[name]
+    kernels, precision = KINDS[kind]
+    settings = (
+        f"model.architecture={network}",
+        f"hardware.kernels={kernels}",
+        f"model.precision={precision}",
+        "env.id=procgen-starpilot-v0",
+    )
+    script = f"train.py --algorithm {algorithm} --mode parallel"
+    words = dict(zip(flags[::2], flags[1::2], strict=True))
+    timesteps = updates * words.get("--num-envs", 32) * words.get("--n-steps", 32)
+    result = train(script, (*flags, "--total-timesteps", timesteps), settings)
+    results.setdefault(kind, []).append(result)
+    return result.fps
+
+
+def measure_runs(rounds: int) -> None:
+    """Measure whole runs and save the results."""
+    parts: list[str] = ["Timesteps per second of whole parallel runs on starpilot"]
+    data: dict[str, Any] = {}
+    for name in RUNS:
+        results: dict[str, list[Result]] = {}
+        comparison = interleave({kind: partial(run, name, kind, results) for kind in KINDS}, rounds)
+        parts += [f"\n{name}\n", table(comparison, "PyTorch", "timesteps/s")]
+        data[name] = {
+            "rates": comparison.rates,
+            "peak_memory_mb": {
+                kind: [round(each.peak_memory_mb) for each in results[kind]] for kind in results
+            },
+            "shares": {kind: results[kind][-1].shares for kind in results},
+        }
+    save("kernels_runs", "\n".join(parts), data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=("networks", "runs"), default=["networks", "runs"])
+    parser.add_argument("--rounds", type=int, default=7, help="of networks; runs: at most three")
+    arguments = parser.parse_args()
+    if "networks" in arguments.only:
+        measure_networks(arguments.rounds)
+    if "runs" in arguments.only:
+        measure_runs(min(3, arguments.rounds))
+
+
+if __name__ == "__main__":
+    main()
