@@ -81,7 +81,7 @@ def library_path() -> Path:
 
 
 def main() -> int:
-    """Build the kernels if that has not been done, and say whether runs will use them. Returns the exit code."""
+    """Build the kernels if that has not been done, and say if runs will use them. Return the exit code."""
     try:
         library = compiled_and_checked()
     except KernelsUnavailable as error:

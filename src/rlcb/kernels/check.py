@@ -43,11 +43,12 @@ def as_maps(tensor: Tensor) -> Tensor:
 
 def make_layer(*shape: int) -> tuple[nn.Conv2d, Tensor]:
     """Return a seeded convolution (channels, out_channels, kernel, stride, padding), and its bias."""
-    module = nn.Conv2d(*shape)
+    channels, out_channels, kernel, stride, pad = shape
+    module = nn.Conv2d(channels, out_channels, kernel, stride, pad)
     assert module.bias is not None
     with torch.no_grad():
-        module.weight.copy_(seeded(*module.weight.shape) / (shape[2] * shape[0] ** 0.5))
-        module.bias.copy_(seeded(shape[1]))
+        module.weight.copy_(seeded(*module.weight.shape) / (kernel * channels**0.5))
+        module.bias.copy_(seeded(out_channels))
     return module, module.bias
 
 
