@@ -17,12 +17,13 @@ for optimizer in ("adam", "rmsprop"):
     settings = ["--set", f"training.optimizer={optimizer}", "--set", "logging.tensorboard=false"]
     for more in (["--total-timesteps", "8"], ["--total-timesteps", "16", "--resume"]):
         assert main("ppo", "sequential", False, [*flags, *settings, *more, "--output-dir", optimizer]) == 0
-assert "torch" in sys.modules
+import rlcb.parallel.preload
+assert "rlcb.parallel.worker" in sys.modules
 assert "torch._dynamo" not in sys.modules
 """
 
 
-def test_a_run_does_not_load_torchs_compiler(tmp_path: Path) -> None:
+def test_neither_a_run_nor_the_origin_of_workers_loads_torchs_compiler(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", RUNS], capture_output=True, text=True, timeout=90, check=False,
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(runs.PROJECT / "src")},

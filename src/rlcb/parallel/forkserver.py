@@ -1,9 +1,9 @@
 """Start the fork server: the process that every worker of a run is a fork of.
 
 Procgen decodes the images of all its games before it makes the first environment: 340 MB, and more than a
-second. Loading torch takes two seconds and 150 MB. The fork server loads both once, and the workers share its
-pages. It has one thread, has stepped no environment and has computed nothing when it is forked; each worker
-makes its own environments and threads.
+second. Loading torch and the modules of a run takes one to two seconds and 150 MB. The fork server loads both
+once, and the workers share its pages. It has one thread, has stepped no environment and has computed nothing
+when it is forked; each worker makes its own environments and threads.
 """
 
 from __future__ import annotations

@@ -8,8 +8,5 @@ from __future__ import annotations
 import contextlib
 
 with contextlib.suppress(Exception):
-    # The first step of an optimizer loads this. Loaded here, all workers share its 70 MB and its second of
-    # computing.
-    import torch._dynamo  # noqa: F401
-
-    import rlcb.training.trainer  # noqa: F401
+    import rlcb.parallel.worker
+    import rlcb.training.run  # noqa: F401
