@@ -103,6 +103,9 @@ def test_learning_settings_are_added_only_where_the_user_gives_none() -> None:
         (-1.0, {}, "--hours -1"),
         (float("nan"), {}, "--hours nan"),
         (1.0, {"total_timesteps": 100}, "--total-timesteps"),
+        (1.0, {"seeds": 3}, "seeds"),
+        (1.0, {"envs": ["coinrun", "coinrun"]}, "given twice"),
+        (1.0, {"duration": -1.0}, "duration"),
     ],
 )
 def test_an_impossible_plan_is_refused(hours: float, given: dict[str, Any], named: str) -> None:

@@ -16,6 +16,7 @@ from rlcb.config.algorithms import WHY_NOT
 from rlcb.config.games import procgen_game
 from rlcb.errors import UsageError
 from rlcb.study.state import EPISODE_SECONDS, EVALUATION_START_SECONDS, START_SECONDS
+from rlcb.study.study import build_study
 from rlcb.text import clock, counted
 
 
@@ -84,6 +85,8 @@ def plan_study(hours: float | None, cores: int, given: Mapping[str, Any]) -> Pla
     """
     if given.get("total_timesteps") is not None:
         raise UsageError("--hours plans the duration of each run; leave out --total-timesteps")
+    rounds = {"until_decided": None, "max_hours": None}
+    build_study({"algorithms": list(ALGORITHMS), **given, **rounds}, "study")  # checks the types
     fixed = given["duration"] * 3600 if given.get("duration") is not None else None
     if given.get("until_decided"):
         hours = hours or given.get("max_hours")
@@ -93,22 +96,18 @@ def plan_study(hours: float | None, cores: int, given: Mapping[str, Any]) -> Pla
         return _plan(FIRST_RUNG, fixed or max(LEAST_SECONDS, FIRST_SECONDS / speedup), given)
     if not 0 < hours < math.inf:
         raise UsageError(f"--hours {hours:g}: must be greater than 0")
-    chosen, smallest = None, None
-    for rung in LADDER:
-        least = _plan(rung, fixed or max(LEAST_SECONDS, rung.seconds / speedup), given)
-        smallest = smallest or least
-        spare = hours * 3600 - least.seconds
-        if spare >= 0:
-            more = 0.0 if fixed else math.floor(spare / least.runs)
-            chosen = _plan(rung, least.training_seconds + more, given)
-    if chosen is None and smallest is not None:
+    least = [_plan(rung, fixed or max(LEAST_SECONDS, rung.seconds / speedup), given) for rung in LADDER]
+    fitting = [(rung, plan) for rung, plan in zip(LADDER, least) if plan.seconds <= hours * 3600]
+    if not fitting:
+        smallest = least[0]
         raise UsageError(
             f"--hours {hours:g}: too short for a comparison; the smallest has "
             f"{counted(smallest.runs, 'run')} of {clock(smallest.run_seconds)} each, in all "
             f"{smallest.seconds / 3600:.2f} hours"
         )
-    assert chosen is not None
-    return chosen
+    rung, plan = fitting[-1]
+    spare = 0 if fixed else math.floor((hours * 3600 - plan.seconds) / plan.runs)
+    return _plan(rung, plan.training_seconds + spare, given)
 
 
 def _plan(rung: Rung, seconds: float, given: Mapping[str, Any]) -> Plan:
