@@ -17,7 +17,7 @@ from rlcb.errors import UsageError
 from rlcb.processes.machine_lock import Lock
 from rlcb.processes.signals import StopSignal
 from rlcb.study import console, runner
-from rlcb.study.console import Outcome, StudyProgress
+from rlcb.study.console import Outcome, StudyProgress, hours_of_more_rounds
 from rlcb.study.folder import open_study
 from rlcb.study.rounds import decisions, run_rounds
 from rlcb.study.runner import Runner
@@ -126,6 +126,29 @@ def test_a_settled_study_runs_nothing_when_it_is_started_again(rounds: Rounds) -
     before, study = list(rounds.trained), rounds.settings()
     rounds.run(seeds=[1])
     assert rounds.trained == before and rounds.settings() == study
+
+
+def test_a_study_of_fixed_seeds_goes_on_in_rounds_and_tests_its_first_seeds_too(rounds: Rounds) -> None:
+    folder = open_study(rounds.root, {**STUDY, "seeds": [1, 2, 3], "until_decided": None, "max_hours": None})
+    folder.write()
+    progress, stop = StudyProgress(), StopSignal(forwards=True)
+    Runner(folder, stop, progress, rounds.lock, False).run_all(folder.study.runs)
+    hours = hours_of_more_rounds(open_study(rounds.root, {}))
+    before = list(rounds.trained)
+    assert len(before) == 9 and hours is not None
+    rounds.run(until_decided=True, max_hours=hours)
+    assert rounds.trained[:9] == before and len({*rounds.trained}) == len(rounds.trained)
+    (decision,) = decisions(rounds.runner.folder.study, rounds.runner.states).values()
+    assert decision.winner == "PPO parallel" and decision.rounds > 3
+    usual = {run.name: rounds.usual(run) for run in rounds.runner.folder.study.runs}
+    values = {
+        label: [usual[f"{name}_parallel_starpilot_seed{seed}"] for seed in range(1, decision.rounds + 1)]
+        for label, name in (("PPO parallel", "ppo"), ("IMPALA parallel", "impala"))
+    }
+    assert decision.lead is not None
+    assert decision.lead.difference == pytest.approx(
+        np.mean(values["PPO parallel"]) - np.mean(values["IMPALA parallel"])
+    )
 
 
 def test_equal_groups_go_on_until_the_time_is_over_and_more_hours_add_rounds(rounds: Rounds) -> None:

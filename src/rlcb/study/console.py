@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import textwrap
 import time
@@ -19,11 +20,12 @@ from rlcb.progress import ProgressBar
 from rlcb.study.folder import StudyFolder
 from rlcb.study.plan import describe_power
 from rlcb.study.state import RunState, TimeEstimate
-from rlcb.study.study import PlannedRun, Study
+from rlcb.study.study import PlannedRun, Study, why_no_rounds
 from rlcb.text import COLUMNS, WIDTH, clock, counted, print_rows
 
 LINE_INTERVAL_SECONDS = 60.0
 PLAN_ROWS = 40
+MORE_ROUNDS = 10
 PICTURE = "comparison.png"
 """The picture of a study's comparison, in its folder."""
 LEARNING = ("env.", "model.", "training.")  # sections that should be equal in both modes of an algorithm
@@ -244,10 +246,28 @@ def print_outcomes(folder: StudyFolder, outcomes: Sequence[Outcome]) -> None:
 
 
 def print_answer(folder: StudyFolder) -> None:
-    """Print the answer of the comparison that was written last, and the path of its picture."""
+    """Print the answer of the last comparison, how to settle it, and the path of its picture."""
     picture = folder.root / PICTURE
-    answer = str(read_json(picture.with_suffix(".json")).get("answer", ""))
-    print()
-    for line in textwrap.wrap(answer, COLUMNS, break_long_words=False, break_on_hyphens=False):
-        print(line)
+    found = read_json(picture.with_suffix(".json"))
+    text = str(found.get("answer", ""))
+    print(f"\n{textwrap.fill(text, COLUMNS, break_long_words=False, break_on_hyphens=False)}")
+    hours = hours_of_more_rounds(folder)
+    if hours is not None and not all(answer.get("best") for answer in found.get("answers", [])):
+        print(f"To add seeds until it is settled, within {hours:g} hours in all:")
+        print(f"    python run_benchmark.py --output-dir {folder.root} \\")
+        print(f"        --until-decided --max-hours {hours:g}")
     print(f"Picture: {picture}", flush=True)
+
+
+def hours_of_more_rounds(folder: StudyFolder) -> float | None:
+    """Return the hours of a study with MORE_ROUNDS more rounds, rounded up to tenths.
+
+    None if rounds cannot be added to it, or if the time of its runs is unknown.
+    """
+    study, states = folder.study, folder.states()
+    estimate = TimeEstimate(study, states)
+    round_seconds = estimate.round_seconds()
+    if round_seconds is None or why_no_rounds(study):
+        return None
+    spent = sum(estimate.spent(run, states[run.name]) for run in study.runs)
+    return math.ceil((spent + MORE_ROUNDS * round_seconds) / 360) / 10

@@ -22,7 +22,7 @@ from rlcb.study.study import PlannedRun, Study, build_study, training_flags
 from rlcb.training.run_folder import STUDY_CONFIGS, STUDY_FILE, STUDY_LOG_FILE
 
 # Settings that may change when a study is resumed, because they do not affect the training of its runs.
-CHANGEABLE = ("cooldown", "evaluate_episodes", "max_hours")
+CHANGEABLE = ("cooldown", "evaluate_episodes", "until_decided", "max_hours")
 MATRIX = ("algorithms", "modes", "envs", "seeds")
 Settings = dict[tuple[str, str], dict[str, Any]]
 

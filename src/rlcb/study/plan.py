@@ -53,7 +53,8 @@ LEAST_SECONDS = 20.0  # of training on any machine: a few updates
 ROUNDS = 12
 """Seeds that a plan allows for if rounds add them (`until_decided`)."""
 EVALUATION_EPISODES = 400
-"""On each split. 400 episodes of starpilot take 3 seconds, and a hundred leave a noise of 0.3 raw return."""
+"""On each split. With 100 episodes of starpilot the evaluation of one policy has a standard error of 0.3. 400
+on both splits cost 17 seconds of CPU time."""
 NETWORK = {"model.architecture": "nature"}
 """The Nature CNN: it makes about seven times the timesteps of the IMPALA-CNN in the same time."""
 EQUAL_MINIBATCHES = {"ppo:training.batch_size": 1024}

@@ -22,7 +22,7 @@ from rlcb.study.folder import StudyFolder, read_study_file
 from rlcb.study.runner import Runner
 from rlcb.study.state import RunState, TimeEstimate, read_state
 from rlcb.study.study import Study, build_study
-from rlcb.text import COLUMNS, counted
+from rlcb.text import COLUMNS, clock, counted
 from rlcb.training.run_folder import STUDY_FILE
 
 
@@ -81,6 +81,8 @@ def run_rounds(runner: Runner) -> list[Outcome]:
             return outcomes
         after = next_round(study, found)
         if not fits(runner.folder, runner.estimate, runner.states, after):
+            limit = clock((study.max_hours or 0.0) * 3600)
+            runner.progress.print_line(f"another round would not end within {limit} (--max-hours)")
             return outcomes
         runner.extend(after)
 

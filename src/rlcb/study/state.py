@@ -200,7 +200,11 @@ class TimeEstimate:
     def possible_rounds(self) -> int | None:
         """Return how many rounds of all groups fit into the study's `max_hours`; None while the time of a run
         is unknown."""
-        study = self.study
-        seconds = [self.total(run) for run in study.runs if run.seed == study.seeds[0]]
+        seconds = self.round_seconds()
+        return None if seconds is None else int((self.study.max_hours or 0.0) * 3600 // seconds)
+
+    def round_seconds(self) -> float | None:
+        """Return the seconds of one run of every group; None while the time of a run is unknown."""
+        seconds = [self.total(run) for run in self.study.runs if run.seed == self.study.seeds[0]]
         known = [each for each in seconds if each is not None]
-        return None if len(known) < len(seconds) else int((study.max_hours or 0.0) * 3600 // sum(known))
+        return None if len(known) < len(seconds) else sum(known)

@@ -143,12 +143,9 @@ class Study(Section):
             return
         if self.max_hours is None:
             raise ValueError("until_decided needs a limit, max_hours (--max-hours)")
-        if self.order != "by-seed":
-            raise ValueError("until_decided adds seeds in rounds; leave out order = 'by-config'")
-        if not self.evaluate_episodes:
-            raise ValueError("until_decided compares evaluations, so evaluate_episodes must not be 0")
-        if len(self.configurations) < 2:
-            raise ValueError("until_decided compares groups, so give two algorithms or both modes")
+        reason = why_no_rounds(self)
+        if reason:
+            raise ValueError(f"until_decided {reason}")
 
     @property
     def timed(self) -> bool:
@@ -187,6 +184,17 @@ class Study(Section):
 
     def _pairs(self) -> list[tuple[str, str]]:
         return [(algorithm, mode) for algorithm in self.algorithms for mode in self.modes]
+
+
+def why_no_rounds(study: Study) -> str:
+    """Return why seeds cannot be added to a study in rounds; empty if they can."""
+    if study.order != "by-seed":
+        return "adds seeds in rounds; leave out order = 'by-config'"
+    if not study.evaluate_episodes:
+        return "compares evaluations, so evaluate_episodes must not be 0"
+    if len(study.configurations) < 2:
+        return "compares groups, so give two algorithms or both modes"
+    return ""
 
 
 def build_study(data: Mapping[str, Any], source: str) -> Study:
