@@ -542,3 +542,33 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_written(
     assert train(*CARTPOLE, "--total-timesteps", 64, *flags) == 2
     assert "cannot write to" in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala"])
+def test_the_second_ctrl_c_shows_where_an_environment_hangs_and_saves_the_run(
+    tmp_path: Path, algorithm: str
+) -> None:
+    folder = tmp_path / "run"
+    sizes = {"ppo": FAULT, "a2c": FAULT[:6] + FAULT[10:], "impala": FAULT[:6] + FAULT[10:]}[algorithm]
+    settings = ("--set", "env.kwargs.fault=hang", "--set", "env.kwargs.at=40")
+    process = runs.start(
+        *("train.py", "--algorithm", algorithm, "--mode", "sequential", *sizes, *settings),
+        *("--total-timesteps", 1e6, "--output-dir", folder),
+    )
+    runs.wait_for_rows(folder, 4)  # the environments hang in the fifth update of 8 steps
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert "Stopped in the middle of this step:" in errors
+    assert "fault_env.py" in errors
+    assert "time.sleep(10_000)" in errors
+    assert "Traceback" not in errors
+    record = runs.record(folder)
+    assert (record["status"], record["total_updates"]) == ("interrupted", 4)
+    (checkpoint,) = folder.glob("checkpoints/*.pt")
+    assert torch.load(checkpoint, weights_only=True)["counters"] == {"updates": 4, "timesteps": 64}

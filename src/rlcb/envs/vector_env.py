@@ -18,7 +18,7 @@ from rlcb.config.settings import EnvConfig
 from rlcb.envs import state as env_state
 from rlcb.envs.procgen import ProcgenVectorEnv
 from rlcb.envs.spaces import Spaces
-from rlcb.errors import EnvironmentFault, UsageError
+from rlcb.errors import EnvironmentFault, Interrupted, UsageError
 from rlcb.seeding import environment_seeds
 
 
@@ -94,12 +94,16 @@ class _Numbered(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
             return self.env.step(action)
+        except Interrupted:
+            raise
         except (Exception, SystemExit) as error:
             raise EnvironmentFault(self.index, error) from error
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         try:
             return self.env.reset(**arguments)
+        except Interrupted:
+            raise
         except (Exception, SystemExit) as error:
             raise EnvironmentFault(self.index, error) from error
 

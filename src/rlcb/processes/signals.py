@@ -3,7 +3,9 @@
 The first signal asks for a stop at the next safe point: code that can stop calls `StopSignal.check()`. What
 later signals do is up to the three kinds of processes:
 
-- a run (the default): the second signal ends the process at once;
+- a run (the default): the second signal ends the process at once. Inside `StopSignal.breakable()`, where a run
+  of one process steps its environments, it shows where the process is and raises Interrupted there, so that
+  a run whose environment hangs is saved; the third signal ends the process;
 - a run under a launcher or scheduler (`repeats`), which may send several signals: only a second SIGINT does;
 - a command that runs other programs (`forwards`): none does. Each signal is passed on to the program that
   runs at that moment (subprocesses.run_logged), and the program decides.
@@ -20,7 +22,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
@@ -29,6 +33,8 @@ from rlcb.errors import Interrupted
 from rlcb.processes.socket_folder import remove_socket_folder
 
 POLL_SECONDS = 0.25
+SHOWN_CALLS = 4
+"""How many of the innermost calls the second signal shows."""
 
 
 class StopSignal:
@@ -47,6 +53,7 @@ class StopSignal:
         self.received: list[int] = []
         """The numbers of the signals that came, oldest first."""
         self._before: dict[int, Any] = {}
+        self._breakable = False
 
     def __enter__(self) -> StopSignal:
         for number in self.FORWARDED if self.forwards else self.SIGNALS:
@@ -71,6 +78,15 @@ class StopSignal:
         if self.received:
             raise Interrupted(self.number)
 
+    @contextlib.contextmanager
+    def breakable(self) -> Iterator[None]:
+        """Context manager in which the second signal raises Interrupted, wherever the process is."""
+        self._breakable = True
+        try:
+            yield
+        finally:
+            self._breakable = False
+
     def sleep(self, seconds: float, on_poll: Callable[[float], None] = lambda left: None) -> None:
         """Wait for `seconds`; raise Interrupted as soon as a signal comes. `on_poll` is called again and
         again with the seconds that are left."""
@@ -84,6 +100,11 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         repeated = bool(self.received) and not self.forwards and number != signal.SIGHUP
         if repeated and (not self.repeats or number == self.number == signal.SIGINT):
+            if self._breakable:
+                self._breakable = False
+                calls = traceback.format_stack(frame)[-SHOWN_CALLS:]
+                sys.stderr.write(f"Stopped in the middle of this step:\n{''.join(calls)}")
+                raise Interrupted(self.number)
             remove_socket_folder()
             os._exit(128 + number)
         self.received.append(number)

@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from rlcb.errors import EnvironmentFault, RunError, first_line
+from rlcb.errors import EnvironmentFault, Interrupted, RunError, first_line
 from rlcb.rl.rollout_buffer import RolloutBuffer
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PhaseTimer
@@ -122,6 +122,8 @@ class Collector:
         except EnvironmentFault as fault:
             env = self.first_env + fault.index
             raise RunError(f"environment {env} raised at {where}: {fault}") from fault
+        except Interrupted:
+            raise
         except (Exception, KeyboardInterrupt) as error:  # Ctrl-C raises none while a run trains
             last_env = self.first_env + self.env.num_envs - 1
             raise RunError(

@@ -131,7 +131,8 @@ def run_until_done(
 ) -> Interrupted | None:
     """Make updates until the budget ends or the run is interrupted; return the interruption, if any."""
     try:
-        signal_number = make_updates(spec, trainer, recorder, clock, budget, context)
+        with context.breakable():
+            signal_number = make_updates(spec, trainer, recorder, clock, budget, context)
         return Interrupted(signal_number) if signal_number else None
     except Interrupted as interruption:
         return interruption

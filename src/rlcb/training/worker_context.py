@@ -38,6 +38,12 @@ class WorkerContext:
         if self.stop is not None:
             self.stop.check()
 
+    def breakable(self) -> contextlib.AbstractContextManager[None]:
+        """Context manager around the updates. A process that trains alone has nobody who notices that its
+        environment hangs, so there the second signal interrupts the step."""
+        alone = self.stop is not None and not self.stop.repeats
+        return self.stop.breakable() if self.stop is not None and alone else contextlib.nullcontext()
+
     def stop_requested(self) -> int:
         """Return the number of the signal for which the run stops at its next update boundary; 0 without one.
 
