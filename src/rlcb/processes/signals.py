@@ -3,9 +3,9 @@
 The first signal asks for a stop at the next safe point: code that can stop calls `StopSignal.check()`. What
 later signals do is up to the three kinds of processes:
 
-- a run (the default): the second signal ends the process at once. Inside `StopSignal.breakable()`, where a run
-  of one process steps its environments, it shows where the process is and raises Interrupted there, so that
-  a run whose environment hangs is saved; the third signal ends the process;
+- a run (the default): the second signal ends the process at once. Inside `StopSignal.breakable()`, where a
+  run of one process steps its environments, it shows where the process is and raises Interrupted there, so
+  that a run whose environment hangs is saved; the third signal ends the process;
 - a run under a launcher or scheduler (`repeats`), which may send several signals: only a second SIGINT does;
 - a command that runs other programs (`forwards`): none does. Each signal is passed on to the program that
   runs at that moment (subprocesses.run_logged), and the program decides.
