@@ -30,11 +30,12 @@ def assert_whole(folder: Path) -> None:
     [
         ("raise", 1, "environment 2 raised at step", "rank 1 on {host}: environment 2 raised at step"),
         ("kill", 0, "rank 0 on {host} was killed by SIGKILL", "rank 0 on {host} is gone"),
-        (
+        pytest.param(
             "hang",
             1,
             f"made no progress for {TIMEOUT} s",
             f"rank 1 on {{host}}: made no progress for {TIMEOUT} s",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -50,6 +50,7 @@ def assert_nothing_left(folder: Path, before: set[str]) -> None:
     assert runs.left_in_shared_memory(before) == set()
 
 
+@pytest.mark.slow
 def test_without_lag_two_nodes_log_what_one_process_logs(tmp_path: Path) -> None:
     """Under torchrun, with two learners on each node and gradients that are summed as they come."""
     before, folder, alone = runs.shared_files(), tmp_path / "run", tmp_path / "alone"
@@ -170,6 +171,7 @@ def restarts(folder: Path) -> float:
     return float(rows[-1]["impala/actor_restarts"]) if rows else 0.0
 
 
+@pytest.mark.slow
 def test_an_actor_that_hangs_too_often_ends_all_nodes_with_its_name(tmp_path: Path) -> None:
     before, folder, began = runs.shared_files(), tmp_path / "run", tmp_path / "began"
     flags = (*TINY, *ONE_ACTOR, *fault(fault="hang", at=120, once=began), "--output-dir", folder)

@@ -139,7 +139,7 @@ def test_more_workers_than_cores_are_allowed_with_a_warning(tmp_path: Path) -> N
         ("nan", "worker 1: environment 2 returned reward nan at step"),
         ("exit", "worker 1 ended with exit code 7"),
         ("kill", "worker 1 was killed by SIGKILL"),
-        ("hang", "worker 1: made no progress for 6 s"),
+        pytest.param("hang", "worker 1: made no progress for 6 s", marks=pytest.mark.slow),
     ],
 )
 def test_a_worker_that_fails_ends_the_run_with_its_own_error(
@@ -273,7 +273,6 @@ def test_descriptors_and_threads_stay_constant_over_updates(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.slow
 def test_sixteen_workers_fit_under_256_descriptors(tmp_path: Path) -> None:
     words = runs.command(
         "train_ppo_parallel.py", "--env", "CartPole-v1", "--num-workers", 16, "--num-envs-per-worker", 1,

@@ -98,7 +98,11 @@ def test_whole_runs_with_a_slow_actor_keep_the_bound_and_the_counts(
         ("raise", "actor 1: environment 2 raised at step 1 of update 1: ValueError: the world ended"),
         ("exit", "actor 1 ended with exit code 7"),
         ("kill", "actor 1 was killed by SIGKILL"),
-        ("hang", "actor 1: made no progress for 6 s (parallel.timeout_seconds)"),
+        pytest.param(
+            "hang",
+            "actor 1: made no progress for 6 s (parallel.timeout_seconds)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_actor_that_fails_is_replaced_with_a_warning_and_nothing_is_lost(

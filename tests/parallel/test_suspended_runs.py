@@ -43,6 +43,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 def test_runs_that_were_suspended_for_longer_than_their_time_out_go_on(tmp_path: Path) -> None:
     """Runs of every kind, suspended together."""
     processes: dict[Path, subprocess.Popen[str]] = {}
@@ -76,6 +77,7 @@ def test_runs_that_were_suspended_for_longer_than_their_time_out_go_on(tmp_path:
                 process.communicate()
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_slow_worker_waits_as_long_as_its_rollout_takes(tmp_path: Path) -> None:
     """Its 40 steps of 0.3 s take longer than processes may take to meet; each by itself is short."""
     result = runs.run(
