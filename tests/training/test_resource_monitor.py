@@ -117,6 +117,16 @@ def test_cpu_use_of_other_programs_is_measured_separately() -> None:
     assert own_usage["others_cpu_percent"] < usage["others_cpu_percent"] - 0.5 * share
 
 
+@pytest.mark.parametrize(("ticks", "percent"), [(1e6, 100), (-1e6, 0)])
+def test_the_share_of_other_programs_is_between_nothing_and_the_whole_machine(
+    monkeypatch: pytest.MonkeyPatch, ticks: float, percent: float
+) -> None:
+    monitor = ResourceMonitor(10)
+    before = monitor._first_busy_seconds
+    monkeypatch.setattr("rlcb.training.resource_monitor.busy_seconds", lambda: before + ticks)
+    assert monitor.usage()["others_cpu_percent"] == percent
+
+
 def test_the_time_of_a_process_that_has_ended_still_counts() -> None:
     monitor = ResourceMonitor(10)
     started = time.perf_counter()
