@@ -77,6 +77,16 @@ def test_the_first_trial_trains_with_the_default_settings_and_later_ones_with_th
         assert trained.training.total_timesteps is None
 
 
+def test_the_first_trial_has_default_settings_also_where_no_parameter_stands_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("when: {ppo: {training: {ent_coef: 0.0, batch_size: 1000}}}\n")
+    given = {"algorithms": ["ppo"], "trials": 1, "config": {"ppo": str(file)}}
+    (result,) = Scene(tmp_path / "t", monkeypatch, **given).run().results()
+    assert (result.settings["training.ent_coef"], result.settings["training.batch_size"]) == (0.0, 1000)
+
+
 def test_algorithms_draw_the_same_random_numbers_where_they_have_the_same_range(scene: Scene) -> None:
     ppo, a2c = (of(scene.run().results(), name) for name in ("ppo", "a2c"))
     for one, other in zip(ppo[1:], a2c[1:], strict=True):

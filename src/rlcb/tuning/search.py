@@ -119,13 +119,12 @@ class Trial:
     def report(self, step: int, score: float) -> bool:
         """Store the score after part `step` (from 0) of the trial; return whether to prune the trial.
 
-        The first trial, which has the default settings, is never pruned.
+        The first trial, which has the default settings, is compared with none and therefore not pruned.
         """
         if step in self._search.find(self.number).intermediate_values:
             return False  # reported before the tuning was stopped and continued
         self._trial.report(score, step)
-        poor = self._trial.should_prune()  # successive halving notes the trial's rungs here
-        return self.number > 0 and poor
+        return bool(self._trial.should_prune())
 
     def note_run(self, name: str, facts: Mapping[str, Any]) -> None:
         """Store the outcome of one of the trial's runs."""
