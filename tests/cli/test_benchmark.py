@@ -136,6 +136,8 @@ def test_a_study_that_sigint_stopped_resumes_where_it_was(finished_study: Finish
             assert 0 <= each["load"]["cpu_percent"] <= 100
     assert study.out.index("STUDY of 2 runs") < study.out.index("[1/2]") < study.out.index("[2/2]")
     assert "2 of 2 runs completed, 0 failed" in study.resumed
+    *_, answer, picture = study.resumed.splitlines()
+    assert answer and picture == f"Picture: {root / 'comparison.png'}"
     assert (root / "comparison.png").stat().st_size > 1000
 
 

@@ -17,10 +17,11 @@ from rlcb.errors import UsageError
 from rlcb.processes.machine_lock import Lock
 from rlcb.processes.signals import StopSignal
 from rlcb.study import console, runner
-from rlcb.study.console import Outcome, StudyProgress, hours_of_more_rounds
+from rlcb.study.console import Outcome, StudyProgress, hours_of_more_rounds, print_answer
 from rlcb.study.folder import open_study
 from rlcb.study.rounds import decisions, run_rounds
 from rlcb.study.runner import Runner
+from rlcb.study.state import TimeEstimate
 from rlcb.study.study import PlannedRun, build_study
 from tests.study.test_runner import NO_LOAD
 from tests.study.test_study import evaluation, put, record_for
@@ -216,6 +217,27 @@ def test_every_game_has_its_own_groups_in_question(rounds: Rounds) -> None:
 def test_a_study_that_cannot_be_decided_is_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         build_study({**STUDY, **changes}, "study")
+
+
+@pytest.mark.parametrize(("best", "order"), [(False, "by-seed"), (True, "by-seed"), (False, "by-config")])
+def test_a_study_ends_with_its_answer_the_way_to_settle_it_and_the_picture(
+    rounds: Rounds, capsys: pytest.CaptureFixture[str], best: bool, order: str
+) -> None:
+    given = {**STUDY, "seeds": [1, 2, 3], "until_decided": None, "max_hours": None, "order": order}
+    folder = open_study(rounds.root, given)
+    folder.write()
+    content = {"answer": "No algorithm is shown to be best.", "answers": [{"best": best}]}
+    (rounds.root / "comparison.json").write_text(json.dumps(content))
+    print_answer(folder)
+    blank, answer, *hint, picture = capsys.readouterr().out.splitlines()
+    assert (blank, answer) == ("", content["answer"])
+    assert picture == f"Picture: {rounds.root / 'comparison.png'}"
+    assert bool(hint) == (not best and order == "by-seed")
+    if hint:
+        estimate = TimeEstimate(folder.study, folder.states())
+        ten_rounds = sum(estimate.total(run) or 0.0 for run in folder.study.runs[:3]) * 10 / 3600
+        hours = float(hint[-1].split()[-1])
+        assert "--until-decided" in hint[-1] and ten_rounds <= hours < ten_rounds + 0.1 + 1e-9
 
 
 FLAGS = ["--algorithms", "ppo", "a2c", "--modes", "parallel", "--duration", "0.1", "--until-decided"]
