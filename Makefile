@@ -22,8 +22,8 @@ LOG_FILE ?=
 CONFIG ?=
 RUNS ?=
 ARGS ?=
-# Test processes: one for each core that this process may use.
-JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# Test processes: one more than there are cores, since many tests wait for other processes.
+JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 
 TRAIN_FLAGS = $(if $(CONFIG),--config "$(CONFIG)") $(if $(OUTPUT),--output-dir "$(OUTPUT)") $(if $(ENV),--env "$(ENV)") $(if $(SEED),--seed "$(SEED)") $(ARGS)
 EVALUATE_FLAGS = $(if $(ENV),--env "$(ENV)") $(if $(SEED),--seed "$(SEED)")

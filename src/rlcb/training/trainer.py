@@ -64,6 +64,7 @@ class Trainer(LearningProcess):
         act = None if cache is None else cache.act
         self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat, act)
         self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
+        self._local_reward_per_step = 0.0
         self.reward_per_step = 0.0
         """Mean raw reward of a timestep of the last update, over all processes; in the main process only."""
 
@@ -100,6 +101,7 @@ class Trainer(LearningProcess):
         episodes = self.collector.collect(self.local_rollout, update_number)
         with self.timer("wait"):
             self.communicator.barrier()
+        self._local_reward_per_step = float(self.local_rollout.rewards.mean(dtype=np.float64))
         self._compute_advantages()
         self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
@@ -130,7 +132,7 @@ class Trainer(LearningProcess):
 
     def exchange(self, episodes: list[Episode]) -> list[Episode]:
         report: dict[str, Any] = {"episodes": episodes, "phase_seconds": dict(self.timer.seconds)}
-        report["reward_per_step"] = self.local_rollout.rewards.mean(dtype=np.float64)
+        report["reward_per_step"] = self._local_reward_per_step
         if self.take_state:
             report["collector"] = self.collector.state()
             report["discounted_returns"] = self.scaler.returns.tolist()
