@@ -30,7 +30,7 @@ class Work:
         return self.looks == 0
 
 
-class Watch:
+class Watchdog:
     def __init__(self) -> None:
         self.checks = 0
 
@@ -47,7 +47,7 @@ class Watch:
 @pytest.fixture
 def communicator() -> ClusterCommunicator:
     made = object.__new__(ClusterCommunicator)
-    made.watch = Watch()  # type: ignore[assignment]
+    made.watch = Watchdog()  # type: ignore[assignment]
     return made
 
 

@@ -15,7 +15,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from rlcb.cluster import watchdog
 from rlcb.cluster.rendezvous import join_world, post_refusal
-from rlcb.cluster.watchdog import Watch, run_bounded
+from rlcb.cluster.watchdog import Watchdog, run_bounded
 from rlcb.errors import Interrupted, PeerLost, RunError, UsageError
 from rlcb.parallel.world import World
 from rlcb.training.worker_context import WorkerContext
@@ -31,17 +31,17 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon, but later than a thread may be that others keep from its core."""
     monkeypatch.setattr(watchdog, "INTERVAL_SECONDS", 0.05)
     monkeypatch.setattr(watchdog, "SILENT_SECONDS", 2.0)
-    monkeypatch.setattr(watchdog, "JUDGE_SECONDS", 4.0)
+    monkeypatch.setattr(watchdog, "DECIDE_SECONDS", 4.0)
     monkeypatch.setattr(watchdog, "STOP_SECONDS", 0.3)
 
 
 @pytest.fixture
-def ranks() -> Iterator[Callable[..., list[Watch]]]:
+def ranks() -> Iterator[Callable[..., list[Watchdog]]]:
     """Makes three ranks, each with a context of its own if the test gives one. Only such ranks may hang."""
-    made: list[Watch] = []
+    made: list[Watchdog] = []
     reported: list[str] = []
 
-    def make(timeout_seconds: float = 30.0, **contexts: NodeContext) -> list[Watch]:
+    def make(timeout_seconds: float = 30.0, **contexts: NodeContext) -> list[Watchdog]:
         store = HashStore()
         for rank in range(3):
             for key, value in (("beat", "0"), ("left", "")):
@@ -49,7 +49,7 @@ def ranks() -> Iterator[Callable[..., list[Watch]]]:
         for rank in range(3):
             world, names = replace(WORLD, node_rank=rank), [f"rank {each} on h{each}" for each in range(3)]
             context = contexts.get(f"rank_{rank}", NodeContext(hangs=reported))
-            made.append(Watch(lambda: store, world, names, timeout_seconds, context))
+            made.append(Watchdog(lambda: store, world, names, timeout_seconds, context))
         return made
 
     yield make
@@ -58,10 +58,10 @@ def ranks() -> Iterator[Callable[..., list[Watch]]]:
     assert reported == []
 
 
-def ends(watches: list[Watch]) -> list[Exception]:
+def ends(watches: list[Watchdog]) -> list[Exception]:
     """What each rank is ended by, when all of them check again and again."""
 
-    def work(watch: Watch) -> Exception:
+    def work(watch: Watchdog) -> Exception:
         deadline = time.monotonic() + 40
         while time.monotonic() < deadline:
             try:
@@ -75,11 +75,11 @@ def ends(watches: list[Watch]) -> list[Exception]:
         return list(pool.map(work, watches))
 
 
-def kill(watch: Watch) -> None:
+def kill(watch: Watchdog) -> None:
     watch._closed.set()
 
 
-def test_a_rank_that_raises_is_quoted_by_all_others(ranks: Callable[..., list[Watch]]) -> None:
+def test_a_rank_that_raises_is_quoted_by_all_others(ranks: Callable[..., list[Watchdog]]) -> None:
     watches = ranks()
     watches[2].fail("run", "rank 2 on h2: the world ended")
     for error in ends(watches[:2]):
@@ -87,7 +87,7 @@ def test_a_rank_that_raises_is_quoted_by_all_others(ranks: Callable[..., list[Wa
         assert str(error) == "rank 2 on h2: the world ended"
 
 
-def test_a_usage_error_of_one_rank_is_one_of_all(ranks: Callable[..., list[Watch]]) -> None:
+def test_a_usage_error_of_one_rank_is_one_of_all(ranks: Callable[..., list[Watchdog]]) -> None:
     watches = ranks()
     watches[1].fail("usage", "no such world")
     assert [(type(error), str(error)) for error in ends([watches[0], watches[2]])] == [
@@ -98,7 +98,7 @@ def test_a_usage_error_of_one_rank_is_one_of_all(ranks: Callable[..., list[Watch
 
 @pytest.mark.parametrize(("kind", "error"), [("run", PeerLost), ("usage", UsageError)])
 def test_all_are_told_why_a_process_failed_that_is_no_rank(
-    ranks: Callable[..., list[Watch]], kind: str, error: type[Exception]
+    ranks: Callable[..., list[Watchdog]], kind: str, error: type[Exception]
 ) -> None:
     context = NodeContext(cause=(kind, "actor 5 on h2: the world ended"))
     for each in ends(ranks(rank_2=context)):
@@ -106,7 +106,9 @@ def test_all_are_told_why_a_process_failed_that_is_no_rank(
         assert str(each) == "actor 5 on h2: the world ended"
 
 
-def test_a_rank_that_was_killed_is_named_once_a_connection_breaks(ranks: Callable[..., list[Watch]]) -> None:
+def test_a_rank_that_was_killed_is_named_once_a_connection_breaks(
+    ranks: Callable[..., list[Watchdog]],
+) -> None:
     watches = ranks()
     kill(watches[1])
     with ThreadPoolExecutor(2) as pool:
@@ -117,14 +119,14 @@ def test_a_rank_that_was_killed_is_named_once_a_connection_breaks(ranks: Callabl
     ] * 2
 
 
-def test_a_silent_rank_is_noticed_by_the_clock(ranks: Callable[..., list[Watch]]) -> None:
+def test_a_silent_rank_is_noticed_by_the_clock(ranks: Callable[..., list[Watchdog]]) -> None:
     watches = ranks(timeout_seconds=3.0)
     kill(watches[2])
     for error in ends(watches[:2]):
         assert "rank 2 on h2 is gone" in str(error)
 
 
-def test_rank_0_is_named_by_the_others_when_it_is_silent(ranks: Callable[..., list[Watch]]) -> None:
+def test_rank_0_is_named_by_the_others_when_it_is_silent(ranks: Callable[..., list[Watchdog]]) -> None:
     watches = ranks(timeout_seconds=3.0)
     kill(watches[0])
     for error in ends(watches[1:]):
@@ -132,14 +134,14 @@ def test_rank_0_is_named_by_the_others_when_it_is_silent(ranks: Callable[..., li
         assert "rank 0 on h0" in str(error)
 
 
-def test_a_rank_without_a_boundary_in_reach_stops_all(ranks: Callable[..., list[Watch]]) -> None:
+def test_a_rank_without_a_boundary_in_reach_stops_all(ranks: Callable[..., list[Watchdog]]) -> None:
     for error in ends(ranks(rank_1=NodeContext(signal_number=signal.SIGUSR1))):
         assert isinstance(error, Interrupted)
         assert error.signal_number == signal.SIGUSR1
 
 
 def test_a_failure_outweighs_the_signals_that_a_launcher_sends_to_the_rest(
-    ranks: Callable[..., list[Watch]],
+    ranks: Callable[..., list[Watchdog]],
 ) -> None:
     watches = ranks(rank_0=NodeContext(signal_number=15), rank_2=NodeContext(signal_number=15))
     kill(watches[1])
@@ -147,7 +149,7 @@ def test_a_failure_outweighs_the_signals_that_a_launcher_sends_to_the_rest(
         assert "rank 1 on h1 is gone" in str(error)
 
 
-def test_a_main_thread_that_hangs_is_accused_by_its_own_rank(ranks: Callable[..., list[Watch]]) -> None:
+def test_a_main_thread_that_hangs_is_accused_by_its_own_rank(ranks: Callable[..., list[Watchdog]]) -> None:
     said: list[str] = []
     watches = ranks(timeout_seconds=3.0, rank_1=NodeContext(hangs=said))
     watches[1].check()  # the last sign of its main thread
@@ -157,7 +159,7 @@ def test_a_main_thread_that_hangs_is_accused_by_its_own_rank(ranks: Callable[...
     assert said[0] == "made no progress for 3 s (cluster.timeout_seconds)"
 
 
-def test_who_waits_does_not_hang(ranks: Callable[..., list[Watch]]) -> None:
+def test_who_waits_does_not_hang(ranks: Callable[..., list[Watchdog]]) -> None:
     """However long ago its last progress was: its background thread looks again and again, and is content."""
     said: list[str] = []
     rank = ranks(rank_1=NodeContext(hangs=said))[1]
@@ -235,19 +237,21 @@ def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def one_of_4000(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Watch]]:
+def one_of_4000(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Watchdog]]:
     """A rank among 4,000 with the true times: 4.5 s between two signs of life."""
     monkeypatch.setattr(watchdog, "INTERVAL_SECONDS", 0.5)
     monkeypatch.setattr(watchdog, "SILENT_SECONDS", 3.0)
-    monkeypatch.setattr(watchdog, "JUDGE_SECONDS", 5.0)
-    made: list[Watch] = []
+    monkeypatch.setattr(watchdog, "DECIDE_SECONDS", 5.0)
+    made: list[Watchdog] = []
 
-    def make(rank: int) -> Watch:
+    def make(rank: int) -> Watchdog:
         store, names = HashStore(), [f"rank {each} on h{each}" for each in range(4000)]
         for each in range(4000):
             store.set(f"left/{each}", "")
         made.append(
-            Watch(lambda: store, replace(WORLD, num_nodes=4000, node_rank=rank), names, 30.0, WorkerContext())
+            Watchdog(
+                lambda: store, replace(WORLD, num_nodes=4000, node_rank=rank), names, 30.0, WorkerContext()
+            )
         )
         return made[0]
 
@@ -257,22 +261,22 @@ def one_of_4000(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Wat
 
 
 def test_in_a_large_world_two_intervals_without_a_sign_of_life_are_no_silence(
-    one_of_4000: Callable[[int], Watch],
+    one_of_4000: Callable[[int], Watchdog],
 ) -> None:
     watch, now = one_of_4000(0), time.monotonic()
     ages = dict.fromkeys(range(4000), 9.0)  # two intervals
     watch._seen = {rank: (b"1", now - age) for rank, age in (ages | {1717: 12.0}).items()}
     watch._post(watch.own_store, "lost", "rank 0 on h0 lost the others: connection reset")
-    verdict = watch._judge(late=True)
-    assert verdict == {
+    reason = watch._decide(late=True)
+    assert reason == {
         "kind": "lost",
         "text": "rank 1717 on h1717 is gone: killed, or cut off from the network",
     }
-    assert watch.silent_seconds < watch.judge_seconds  # so that who is silent is known when it is judged
+    assert watch.silent_seconds < watch.decide_seconds  # so silent ranks are known before the decision
 
 
 def test_in_a_large_world_a_rank_between_two_looks_at_the_store_is_not_cut_off(
-    one_of_4000: Callable[[int], Watch], monkeypatch: pytest.MonkeyPatch
+    one_of_4000: Callable[[int], Watchdog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = one_of_4000(5)
     bounds: list[float] = []
@@ -282,7 +286,7 @@ def test_in_a_large_world_a_rank_between_two_looks_at_the_store_is_not_cut_off(
         return function()
 
     monkeypatch.setattr(watchdog, "run_bounded", run_now)
-    watch.own_store.set("verdict", '{"kind": "lost", "text": "rank 3 on h3 is gone", "signal": 0}')
+    watch.main_store.set("reason", '{"kind": "lost", "text": "rank 3 on h3 is gone", "signal": 0}')
     watch.last_contact = time.monotonic() - 9.0
     assert str(watch.agree(PeerLost("connection reset"))) == "rank 3 on h3 is gone"
-    assert bounds == [2 * watch.judge_seconds]
+    assert bounds == [2 * watch.decide_seconds]

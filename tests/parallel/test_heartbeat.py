@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from rlcb.cluster.watchdog import Watch
+from rlcb.cluster.watchdog import Watchdog
 from rlcb.parallel.heartbeat import START_SECONDS, Heartbeats
 from rlcb.parallel.world import World
 from rlcb.training.worker_context import WorkerContext
@@ -77,7 +77,7 @@ def test_who_stops_waiting_while_it_is_looked_at_does_not_hang() -> None:
 def test_a_rank_notes_its_progress_before_it_is_seen_to_wait_no_more() -> None:
     seen: list[Any] = []
 
-    class Noting(Watch):
+    class Noting(Watchdog):
         @property
         def waits(self) -> int:
             return self.count

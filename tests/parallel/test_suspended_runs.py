@@ -18,7 +18,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _get_default_group
 
 from rlcb.cluster.communicator import ClusterCommunicator
-from rlcb.cluster.watchdog import Watch
+from rlcb.cluster.watchdog import Watchdog
 from rlcb.config.settings import ClusterConfig
 from rlcb.parallel.world import World
 from rlcb.processes.suspend_clock import SUSPENDED_SECONDS, SuspendClock
@@ -139,7 +139,7 @@ def test_a_rank_that_was_suspended_accuses_neither_itself_nor_others(
     )
     store, said = HashStore(), []
     store.set("beat/1", "1")  # the other rank, which was suspended as well, has not yet said that it lives
-    watch = Watch(lambda: store, world, ["rank 0", "rank 1"], 60.0, NodeContext(hangs=said))
+    watch = Watchdog(lambda: store, world, ["rank 0", "rank 1"], 60.0, NodeContext(hangs=said))
 
     def looks() -> int:
         return int(store.get("beat/0"))

@@ -22,7 +22,7 @@ from rlcb.cluster.communicator import ClusterCommunicator
 from rlcb.cluster.launch import discover
 from rlcb.cluster.network import use_interface
 from rlcb.cluster.rendezvous import MeetingPoint, join_world
-from rlcb.cluster.watchdog import Watch
+from rlcb.cluster.watchdog import Watchdog
 from rlcb.config.settings import ClusterConfig
 from rlcb.cpu import usable_cores
 from rlcb.errors import UsageError
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     store = point.connect()
     settings = {"num_nodes": world.num_nodes, "--megabytes": arguments.megabytes}
     names = join_world(store, world, settings, config.timeout_seconds, lambda: None)
-    watch = Watch(point.connect, world, names, config.timeout_seconds, WorkerContext())
+    watch = Watchdog(point.connect, world, names, config.timeout_seconds, WorkerContext())
     communicator = ClusterCommunicator(PrefixStore("gloo", store), world, config, watch)
     rows = communicator.gather(describe_rank(interface, communicator))
     pairs = [{}, *(measure_pair(communicator, rank, arguments.megabytes) for rank in range(1, world.size))]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rlcb.cluster.gradient_reduction import BucketReduction, CompressedReduction
-from rlcb.cluster.watchdog import Watch
+from rlcb.cluster.watchdog import Watchdog
 from rlcb.config.settings import ClusterConfig
 from rlcb.errors import PeerLost, RunError, UsageError, first_line
 from rlcb.parallel.gloo import GlooCommunicator, calm_network_thread, wait_without_limit
@@ -35,7 +35,7 @@ class ClusterCommunicator(GlooCommunicator):
     PeerLost, UsageError or Interrupted.
     """
 
-    def __init__(self, store: Any, world: World, config: ClusterConfig, watch: Watch) -> None:
+    def __init__(self, store: Any, world: World, config: ClusterConfig, watch: Watchdog) -> None:
         """Connect to all other ranks, which `store` tells the addresses of each other."""
         self.rank, self.world_size = world.rank, world.size
         self.node_rank, self.num_nodes = world.node_rank, world.num_nodes

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlcb.cluster.watchdog import Watch
+from rlcb.cluster.watchdog import Watchdog
 from rlcb.config.settings import ParallelConfig
 from rlcb.errors import RunError
 from rlcb.parallel.world import World
@@ -22,7 +22,7 @@ from rlcb.processes.socket_folder import short_parent
 POLL_SECONDS = 0.2
 
 
-def share_memory(store: Any, world: World, config: ParallelConfig, size: int, watch: Watch) -> Any:
+def share_memory(store: Any, world: World, config: ParallelConfig, size: int, watch: Watchdog) -> Any:
     """Return `size` bytes that all ranks of this node share. Every rank of the run calls it.
 
     Raises UsageError if the node has not enough memory, and the shutdown reason if a rank fails.
@@ -41,7 +41,7 @@ def share_memory(store: Any, world: World, config: ParallelConfig, size: int, wa
     return map_shared(descriptor)
 
 
-def _hand_out(store: Any, key: str, descriptor: int, count: int, watch: Watch) -> None:
+def _hand_out(store: Any, key: str, descriptor: int, count: int, watch: Watchdog) -> None:
     """Serve `descriptor` to `count` ranks of this node; `key` of the store tells them the socket's path."""
     with (
         tempfile.TemporaryDirectory(dir=short_parent()) as folder,  # readable only for this user

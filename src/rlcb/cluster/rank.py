@@ -20,7 +20,7 @@ from rlcb.cluster.communicator import ClusterCommunicator
 from rlcb.cluster.network import use_interface
 from rlcb.cluster.node_memory import share_memory
 from rlcb.cluster.rendezvous import MeetingPoint, join_world, post_refusal, shared_settings
-from rlcb.cluster.watchdog import Watch
+from rlcb.cluster.watchdog import Watchdog
 from rlcb.config.settings import ParallelConfig
 from rlcb.errors import EXIT_FAILED, Interrupted, PeerLost, RunError, UsageError, first_line
 from rlcb.parallel.worker_context import SupervisedContext
@@ -64,7 +64,7 @@ class RankContext(WorkerContext):
     world: World
     store: Any
     """The main thread's connection to the store of the run (rendezvous.py)."""
-    watch: Watch
+    watch: Watchdog
     """Raises in `check` why the run ends, the same on all ranks."""
     communicator: ClusterCommunicator
 
@@ -136,7 +136,7 @@ def run_rank(
             store = point.connect()
             settings = shared_settings(spec.config, spec.resume)
             names = join_world(store, world, settings, timeout_seconds, check_start)
-        watch = Watch(point.connect, world, names, timeout_seconds, context)
+        watch = Watchdog(point.connect, world, names, timeout_seconds, context)
     except Interrupted as interruption:  # before the run began: there is nothing to record
         return interruption.exit_code
     except RunError:
@@ -173,7 +173,7 @@ def train_watched(
     spec: RunSpec,
     world: World,
     context: WorkerContext,
-    watch: Watch,
+    watch: Watchdog,
     store: Any,
     make_trainer: Callable[..., LearningProcess],
 ) -> int:

@@ -19,7 +19,7 @@ the prefix of the run, all others under the prefix of its current start:
     beat/RANK             rank RANK (watchdog)     rank 0; all read that of rank 0: a heartbeat counter
     left/RANK             rank RANK (watchdog)     all ranks   why this rank ends early, JSON; "" until then
     leaving               all ranks (watchdog)     all ranks   how many ranks end early
-    verdict               rank 0 (watchdog)        all ranks   the shutdown reason that all ranks raise, JSON
+    reason                rank 0 (watchdog)        all ranks   the shutdown reason that all ranks raise, JSON
     informed              all ranks (watchdog)     rank 0      how many ranks have read the shutdown reason
 
 `agree_on_start_name` uses `word/MEMBER` (a random word of each member, read by member 0), `proposal` (member

@@ -1,9 +1,9 @@
-"""A3C (Mnih et al. 2016): workers that learn on their own and share parameters and optimizer.
+"""A3C (Mnih et al. 2016): asynchronous workers that share parameters and optimizer.
 
-Each worker takes a copy of the shared parameters, collects a rollout in its own environments, computes the
-A2C gradient of it, and applies it to the shared parameters, whoever else has changed them in the meantime.
-What is shared lies in one block of memory; it is read and written under one lock, so no update is lost and
-every count is exact.
+Each worker copies the shared parameters, collects a rollout in its own environments, computes the A2C
+gradient, and applies it to the shared parameters, which other workers may have changed in the meantime. The
+shared data are in one block of memory. One lock guards all reads and writes, so no update is lost and every
+count is exact.
 """
 
 from __future__ import annotations
@@ -37,28 +37,29 @@ from rlcb.training.run_spec import RunSpec
 from rlcb.training.trainer import Trainer
 
 OPTIMIZER_STATE = {"adam": ("exp_avg", "exp_avg_sq"), "rmsprop": ("square_avg",)}
-EPISODES = 2**16  # room for the episodes that end between two rows of the log
-# The metrics of an update; the log has their means over the updates since its last row.
-FIGURES = (
+EPISODES = 2**16
+"""The number of episodes that may end between two rows of the log."""
+METRICS = (
     *("policy_loss", "value_loss", "entropy", "explained_variance", "grad_norm", "epochs"),
     REWARD_PER_STEP,
 )
+"""The metrics of an update; the log has their means over the updates since its last row."""
 POLL_SECONDS = 0.002
 
 
 def shared_layout(config: Config, num_parameters: int) -> Layout:
-    """What the workers share."""
+    """Return the layout of the block that the workers share."""
     workers, slots = config.num_processes, len(OPTIMIZER_STATE[config.training.optimizer])
     floats, doubles, integers = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int64)
     return {
         "parameters": ((num_parameters,), floats),
         "optimizer": ((slots, num_parameters), floats),
         "optimizer_step": ((1,), floats),
-        "begun": ((1,), integers),  # updates that some worker has begun
+        "started": ((1,), integers),  # updates that workers have started
         "updates": ((1,), integers),  # updates that were applied: the version of the parameters
-        "arrived": ((1,), integers),  # at barriers, over all of them
+        "arrived": ((1,), integers),  # workers that have arrived at barriers, in total
         "scaler": ((3,), doubles),  # count, mean, squared deviations of the reward scaler
-        "metrics": ((len(FIGURES), 2), doubles),  # sum and count since the last row
+        "metrics": ((len(METRICS), 2), doubles),  # sum and count since the last row
         "ages": ((3,), doubles),  # gradient age since the last row: sum, count, largest
         "num_episodes": ((1,), integers),  # since the last row
         "episodes": ((EPISODES, len(Episode._fields)), doubles),
@@ -69,7 +70,7 @@ def shared_layout(config: Config, num_parameters: int) -> Layout:
 
 
 class A3CCommunicator(Communicator):
-    """One of several workers that never learn together: alone in every sum, but not at a barrier."""
+    """The communicator of a worker: sums contain this worker only, and barriers wait for all workers."""
 
     def __init__(self, context: SupervisedContext, num_workers: int) -> None:
         self.rank = context.rank
@@ -79,7 +80,7 @@ class A3CCommunicator(Communicator):
         self._barriers = 0
 
     def from_main(self, value: float) -> float:
-        """Every worker goes by its own clock; all were started at the same barrier."""
+        """Return the value: every worker follows its own clock, which starts at a barrier."""
         return value
 
     def barrier(self) -> None:
@@ -94,8 +95,8 @@ class A3CCommunicator(Communicator):
 
 
 class A3CTrainer(Trainer):
-    """A worker of A3C. Its learner's gradients go to the shared parameters; counters are those of all
-    workers."""
+    """A worker of A3C. It applies its gradients to the shared parameters; its counters count the updates of
+    all workers."""
 
     communicator: A3CCommunicator
 
@@ -120,7 +121,7 @@ class A3CTrainer(Trainer):
         )
         self.rank = communicator.rank
         self.version = 0
-        self.learner.communicator = Communicator()  # its gradient is its own
+        self.learner.communicator = Communicator()  # gradients are not summed over workers
         self.learner.apply = self._apply_gradient
         self.shared_parameters = torch.from_numpy(self.shared["parameters"])
         self.shared_parameters.grad = self.learner.gradient
@@ -132,7 +133,7 @@ class A3CTrainer(Trainer):
         communicator.barrier()
 
     def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
-        """A rollout of its own, which it fills alone."""
+        """Return a private rollout of this worker."""
         parallel, size = self.config.parallel, (self.config.training.n_steps, self.config.envs_per_process)
         block = None
         if parallel.buffer == "mmap":
@@ -155,17 +156,17 @@ class A3CTrainer(Trainer):
             self.communicator.context.lock.release()
 
     def may_begin(self, budget: Budget, elapsed: float, update_seconds: float) -> bool:
-        """Take one of the budget's updates, so that all workers together make exactly as many as it has."""
+        """Reserve an update of the budget, so that all workers together make exactly the budget's number."""
         with self._locked():
-            begun = self.shared["begun"]
-            if budget.finished(int(begun[0]), elapsed, update_seconds):
+            started = self.shared["started"]
+            if budget.finished(int(started[0]), elapsed, update_seconds):
                 return False
-            self.counters.updates = int(begun[0])  # the number of the update, for the learning rate
-            begun[0] += 1
+            self.counters.updates = int(started[0])  # the number of the update, for the learning rate
+            started[0] += 1
             return True
 
     def iterate(self, learning_rate: float) -> Update:
-        """One update of this worker; returns, in the main process, what all did since its last one."""
+        """Make one update. In the main process, return the metrics of all workers since its last update."""
         number = int(self.shared["worker_updates"][self.rank])
         with self._locked():
             self.learner.parameters.copy_(self.shared_parameters)
@@ -180,7 +181,7 @@ class A3CTrainer(Trainer):
             return self._take_reports()
 
     def _apply_gradient(self) -> None:
-        """Step the shared parameters along this worker's gradient."""
+        """Apply this worker's gradient to the shared parameters."""
         with self._locked(), self.timer("learn"):
             self.learner.optimizer.step()
             age = int(self.shared["updates"][0]) - self.version
@@ -190,7 +191,8 @@ class A3CTrainer(Trainer):
             self.shared["worker_updates"][self.rank] += 1
 
     def _report(self, episodes: list[Episode], metrics: dict[str, float | None]) -> None:
-        for row, name in zip(self.shared["metrics"], FIGURES, strict=True):
+        """Add this update's episodes and metrics to the shared data. The caller holds the lock."""
+        for row, name in zip(self.shared["metrics"], METRICS, strict=True):
             value = metrics[name]
             if value is not None:
                 row += value, 1
@@ -203,13 +205,13 @@ class A3CTrainer(Trainer):
         self.shared["worker_phases"][self.rank] = list(self.timer.seconds.values())
 
     def _take_reports(self) -> Update:
-        """In the main process: what was reported since the last row, and the counters of all workers."""
+        """Return what all workers reported since the last row, and update the counters; main process only."""
         if not self.communicator.is_main:
             return Update([], {})
         shared = self.shared
         metrics: dict[str, float | None] = {
             name: total / count if count else None
-            for name, (total, count) in zip(FIGURES, shared["metrics"].tolist(), strict=True)
+            for name, (total, count) in zip(METRICS, shared["metrics"].tolist(), strict=True)
         }
         total, count, largest = shared["ages"].tolist()
         metrics |= {
@@ -230,7 +232,7 @@ class A3CTrainer(Trainer):
         return Update(episodes, metrics)
 
     def finish(self) -> Update | None:
-        """Wait for the updates that others have begun; they are in no row of the log yet."""
+        """Wait for the unfinished updates of other workers; return what no row of the log has yet."""
         before = self.counters.updates
         self.communicator.barrier()
         with self._locked():
@@ -238,7 +240,7 @@ class A3CTrainer(Trainer):
         return update if self.counters.updates > before else None
 
     def exchange(self, episodes: list[Episode]) -> list[Episode]:
-        """What is shared is in shared memory: only a state may have to be taken."""
+        """Copy the shared state if it is due. Episodes travel through shared memory."""
         if self.communicator.is_main and self.take_state:
             with self._locked():
                 self._state = self._copy_state()
@@ -249,8 +251,8 @@ class A3CTrainer(Trainer):
         return [dict(zip(PHASES, row, strict=True)) for row in self.shared["worker_phases"].tolist()]
 
     def _copy_state(self) -> dict[str, Any]:
-        """A copy of the shared state; to be called with the lock. It holds no environments: they go on
-        meanwhile."""
+        """Return a copy of the shared state. The caller holds the lock. Environments are not part of it:
+        other workers step theirs meanwhile."""
         shared = self.shared
         self.learner.parameters.copy_(self.shared_parameters)
         require_finite(self.learner.parameters)
@@ -267,7 +269,7 @@ class A3CTrainer(Trainer):
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state, with new episodes. Raises UsageError if it was saved for other spaces."""
+        """Restore a saved state; episodes start anew. Raises UsageError if its spaces differ."""
         self.require_spaces(state)
         self.counters = Counters(**state["counters"])
         self.timer.seconds.update(state["phase_seconds"][self.rank])
@@ -280,7 +282,7 @@ class A3CTrainer(Trainer):
                 tensor.copy_(saved[name])
             scaler = state["scaler"]
             shared["scaler"][:] = scaler["count"], scaler["mean"], scaler["squared_deviations"]
-            shared["begun"][0] = shared["updates"][0] = self.counters.updates
+            shared["started"][0] = shared["updates"][0] = self.counters.updates
             shared["worker_updates"][:] = state["worker_updates"]
         self._restart_environments()
 

@@ -1,7 +1,7 @@
-"""Processes that measure at the same time, so that their figures are those of a machine that is busy.
+"""A pool of processes that measure at the same time, so that the results are those of a busy machine.
 
-There is one for each core. Each makes a bench, an object whose methods measure something, and then answers
-what it is asked. The process that asks never loads torch.
+The pool has one process for each core. Each makes a bench, an object whose methods measure something, and
+then calls the methods that the main process names. The main process never loads torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLL_SECONDS = 0.1
 
 
 class Measurers:
-    """Context in which the processes exist."""
+    """Context manager that starts the processes and ends them."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class Measurers:
         """`bench` names a class as `module:class`. Each process makes one with the seconds that importing the
         module took and with `arguments`.
 
-        `check_stop` is called while waiting; what it raises ends the measurement. All answers together may
-        take `limit_seconds`. `advice` stands behind what is said of a measurement that fails.
+        `check_stop` is called while the main process waits; an exception from it ends the measurement. All
+        answers together may take `limit_seconds`. `advice` is added to the message of a failed measurement.
         """
         self.count = count
         self.setup = (bench, tuple(arguments), tune_allocator)
@@ -74,15 +74,15 @@ class Measurers:
             end_child(process, connection)
 
     def ask(self, name: str, *arguments: Any, count: int | None = None) -> list[Any]:
-        """What the first `count` processes (all by default) answer to bench.`name`(*arguments), all at the
-        same time.
+        """Call the bench's method `name` in the first `count` processes (default: all) at the same time, and
+        return their results.
 
-        Raises UsageError or RunError with the words of the process that failed.
+        Raises UsageError or RunError with the message of the process that failed.
         """
         return self.ask_each(name, [arguments] * (count or self.count))
 
     def ask_each(self, name: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """The same with arguments of its own for each process."""
+        """Call the bench's method `name` with different arguments in each process; see `ask`."""
         asked = self.connections[: len(arguments)]
         for connection, words in zip(asked, arguments, strict=True):
             try:
@@ -117,7 +117,7 @@ class Measurers:
 
 
 def serve(connection: Connection, bench: str, arguments: tuple[Any, ...], tune_allocator: bool) -> None:
-    """The body of a process that measures: it answers until the process that asks is gone."""
+    """Run a process of the pool: call methods of the bench until the main process is gone."""
     enter_child()
     if tune_allocator:
         cpu.tune_allocator()
@@ -131,9 +131,9 @@ def serve(connection: Connection, bench: str, arguments: tuple[Any, ...], tune_a
             return
         try:
             if made is None:
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 module = importlib.import_module(module_name)
-                made = getattr(module, class_name)(time.perf_counter() - begun, *arguments)
+                made = getattr(module, class_name)(time.perf_counter() - start, *arguments)
             answer = ("measured", getattr(made, name)(*words))
         except UsageError as error:
             answer = ("usage", str(error))
