@@ -165,13 +165,13 @@ def test_who_waits_does_not_hang(ranks: Callable[..., list[Watchdog]]) -> None:
     rank = ranks(rank_1=NodeContext(hangs=said))[1]
 
     def looked() -> int:
-        return int(rank.own_store.get("beat/1"))
+        return int(rank.main_store.get("beat/1"))
 
     with rank.waiting():
         rank.progress = time.monotonic() - 1000.0
         before = looked()
         runs.wait_until(lambda: looked() > before + 3)
-    assert rank.own_store.get("left/1") == b""
+    assert rank.main_store.get("left/1") == b""
     assert said == []
 
 
@@ -266,7 +266,7 @@ def test_in_a_large_world_two_intervals_without_a_sign_of_life_are_no_silence(
     watch, now = one_of_4000(0), time.monotonic()
     ages = dict.fromkeys(range(4000), 9.0)  # two intervals
     watch._seen = {rank: (b"1", now - age) for rank, age in (ages | {1717: 12.0}).items()}
-    watch._post(watch.own_store, "lost", "rank 0 on h0 lost the others: connection reset")
+    watch._post(watch.main_store, "lost", "rank 0 on h0 lost the others: connection reset")
     reason = watch._decide(late=True)
     assert reason == {
         "kind": "lost",

@@ -18,7 +18,7 @@ from rlcb.config.settings import EnvConfig, ModelConfig
 from rlcb.envs.spaces import Spaces
 from rlcb.envs.vector_env import make_vector_env, spaces_of
 from rlcb.errors import RunError
-from rlcb.rl.collector import Collector, sample_actions
+from rlcb.rl.collector import Collector, join_states, sample_actions, slice_state
 from rlcb.rl.models import ActorCritic, make_model
 from rlcb.rl.rollout_buffer import RolloutBuffer
 from rlcb.rl.timing import PhaseTimer
@@ -275,6 +275,15 @@ def test_a_reward_outside_of_float32_ends_the_run_and_names_environment_and_step
     assert str(bad) in message and "\n" not in message
 
 
+def test_the_largest_number_of_float32_is_a_reward() -> None:
+    env = scripted(0.0)
+    largest = float(np.finfo(np.float32).max)
+    env.rewards[5, 2] = -largest
+    rollout = RolloutBuffer(STEPS, ENVS, SPACES)
+    make_collector(env, small_model()).collect(rollout, 0)
+    assert float(rollout.rewards[5, 2]) == -largest
+
+
 def test_an_observation_that_is_not_finite_ends_the_run_in_one_line() -> None:
     env = scripted(0.0)
     env.shown[4, 1, 2] = np.nan
@@ -403,6 +412,40 @@ def test_a_collector_that_loads_a_state_continues_like_the_saved_one(
     assert resumed.collect(rollout, 1) == expected_episodes
     for name in ("observations", "actions", "rewards", "terminated", "values", "bootstrap_values"):
         np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name), err_msg=name)
+
+
+def collector_state(first: int, env_states: list[torch.Tensor] | None) -> dict[str, Any]:
+    """Return the state of two environments, numbered from `first`."""
+    return {
+        "env_states": env_states,
+        "observations": torch.tensor([[first], [first + 1]]),
+        "running_rewards": [float(first), float(first + 1)],
+        "running_lengths": [first, first + 1],
+    }
+
+
+def test_the_states_of_two_collectors_join_and_come_apart_again() -> None:
+    saved = [torch.tensor([index]) for index in range(4)]
+    one, two = collector_state(0, saved[:2]), collector_state(2, saved[2:])
+    joined = join_states([one, two])
+    assert [int(state) for state in joined["env_states"]] == [0, 1, 2, 3]
+    assert joined["observations"].flatten().tolist() == [0, 1, 2, 3]
+    assert joined["running_rewards"] == [0.0, 1.0, 2.0, 3.0]
+    assert joined["running_lengths"] == [0, 1, 2, 3]
+    apart = slice_state(joined, slice(2, 4))
+    assert torch.equal(apart.pop("observations"), two["observations"])
+    assert apart == {name: value for name, value in two.items() if name != "observations"}
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_states_join_without_environments_if_one_collector_cannot_save_them(missing: int) -> None:
+    parts = [
+        collector_state(2 * index, None if index == missing else [torch.zeros(1)] * 2) for index in range(2)
+    ]
+    joined = join_states(parts)
+    assert joined["env_states"] is None
+    assert slice_state(joined, slice(0, 2))["env_states"] is None
+    assert slice_state(joined, slice(0, 2))["running_lengths"] == [0, 1]
 
 
 def test_environments_that_cannot_be_saved_are_reported() -> None:
