@@ -114,10 +114,9 @@ def describe(case: Case, comparison: Comparison, details: dict[str, list[dict[st
 def describe_limits(
     mode: str, rates: Sequence[float], calibrations: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """What IMPALA reached of cores / (t_act + t_learn), each round held against what its own calibration had
-    measured just before.
+    """Return the share of cores / (t_act + t_learn) that IMPALA reached.
 
-    Once with the time to act of the split that was chosen, and once with the shortest that was measured, of
+    Each round is compared with what its calibration had measured just before: once with the time to act of the split that was chosen, and once with the shortest that was measured, of
     whatever number of environments: the limit that no split can beat.
     """
     splits = dict.fromkeys(f"{each['num_actors']} and {each['num_learners']}" for each in calibrations)

@@ -84,8 +84,10 @@ def speed(architecture: str, rounds: int, seconds: float) -> tuple[list[str], di
 
 
 def divergences(architecture: str, updates: int) -> dict[str, list[tuple[float, float]]]:
-    """How far each policy is from the network in float32 that it is made from, after every update: the mean
-    over an unroll's observations of `distances`."""
+    """Return how far each policy is from the float32 network that it is made from, after every update.
+
+    This is the mean over an unroll's observations of `distances`.
+    """
     import torch
 
     from perf.int8_policy import Int8Policy
@@ -109,8 +111,11 @@ def divergences(architecture: str, updates: int) -> dict[str, list[tuple[float, 
 
 
 def distances(acting: Any, learning: Any) -> tuple[float, float]:
-    """Of the policy that acts from the one that learns, by their logits: the Kullback-Leibler divergence, and
-    by how much importance ratios that V-trace cuts at 1 are on average below 1."""
+    """Return two distances of the acting policy from the learning one, from their logits.
+
+    They are the Kullback-Leibler divergence, and how far importance ratios that V-trace cuts at 1 are below 1
+    on average.
+    """
     q, p = acting.double().log_softmax(-1), learning.double().log_softmax(-1)
     divergence = (q.exp() * (q - p)).sum(-1)
     cut = 1 - (q.exp() * (p - q).exp().clamp(max=1)).sum(-1)

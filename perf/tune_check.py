@@ -81,8 +81,10 @@ def divisions(config: Config, cores: int) -> list[dict[str, int]]:
 
 
 def program(config: Config, setup: Setup) -> tuple[int | None, ...]:
-    """What tells runs of two setups apart: a microbatch larger than what a process learns from is the same
-    as all of that."""
+    """Return what distinguishes the runs of two setups.
+
+    All microbatches that are larger than the samples of a process are the same.
+    """
     share = samples_per_process(with_envs(config, setup.num_envs), setup.learners or setup.processes)
     samples = samples_per_pass(config, setup.microbatch_size, share)
     return setup.processes, setup.learners, setup.threads, setup.num_envs, samples

@@ -103,7 +103,7 @@ QUICK_CASES = (CASES[1],)
 
 
 def predict_case(case: Case, link: Hop, computing: Computing, machine: Machine) -> Prediction:
-    """What the model says of two hosts that share a machine, whose all-reduces over this link are `link`."""
+    """Return the model's prediction for two hosts that share a machine, with the all-reduces `link`."""
     return predict(
         case.workload, NODES, 1, link, computing, machine, case.options, busy_cores=machine.measured_cores
     )
@@ -161,7 +161,7 @@ def other_seconds(own: set[int]) -> dict[int, float]:
 def start(
     case: Case, place: Hosts, folder: Path, node: int, port: int, updates: int
 ) -> subprocess.Popen[bytes]:
-    """One host's part of a run, on a core of its own; its errors go to a file beside the folder."""
+    """Start one host's part of a run on one core; its errors go to a file beside the folder."""
     cores = sorted(os.sched_getaffinity(0))
     told = ("--num-nodes", NODES, "--node-rank", node)
     where = ("--master-addr", place.addresses[0], "--master-port", port)
@@ -219,7 +219,7 @@ def check(
 
 
 def describe_run(rows: Sequence[dict[str, Any]], others: float) -> dict[str, Any]:
-    """Of the updates that count: medians of their rate and of what they went to."""
+    """Return medians over the updates that count: timesteps per second and seconds of each phase."""
     phases = [name for name in rows[0] if name.startswith("profile/")]
     return {
         "fps": statistics.median(row["time/fps"] for row in rows),

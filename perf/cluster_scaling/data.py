@@ -21,7 +21,7 @@ NAME = "cluster_scaling"
 
 
 def link_name(rate: float, delay: float) -> str:
-    """As in "1 Gb/s + 0.1 ms"; `rate` in bits per second, `delay` in seconds one way."""
+    """Return the name of a link, such as "1 Gb/s + 0.1 ms"; `rate` in bits/s, one-way `delay` in seconds."""
     if rate == inf:
         text = "no limit"
     else:
@@ -31,12 +31,12 @@ def link_name(rate: float, delay: float) -> str:
 
 @dataclass(frozen=True)
 class Data:
-    """What cluster_scaling.json holds."""
+    """The content of cluster_scaling.json."""
 
     content: dict[str, Any]
 
     def part(self, name: str) -> Any:
-        """What a part has measured. Exits with a line that says how to measure it."""
+        """Return the measurements of a part. If there are none, exit and say how to make them."""
         if name not in self.content:
             part = "links" if name == "ranks" else name
             sys.exit(f"perf.cluster_scaling: nothing measured yet of {part}: run --only {part} first")
@@ -59,7 +59,7 @@ class Data:
         return tuple(self.part("compute")["networks"])
 
     def thread_efficiency(self, network: str) -> float:
-        """What each of two threads of a process is worth, 1 being a process of one thread that is alone."""
+        """Return the speed of each of two threads of a process, relative to a process of one thread."""
         return float(self.part("compute")["networks"][network]["thread_efficiency"])
 
     def computing(self, network: str) -> Computing:
@@ -71,11 +71,11 @@ class Data:
 
     @property
     def state_bytes(self) -> float:
-        """Of an environment in a snapshot."""
+        """Return the bytes of one environment's state in a snapshot."""
         return float(self.part("compute")["machine"]["state_bytes"])
 
     def machine(self) -> Machine:
-        """What the model takes of a node. Hops are those of two ranks, which have a core each."""
+        """Return the model's values for a node. Hops are measured with two ranks of one core each."""
         compute = self.part("compute")
         measured = compute["machine"]
         here = self.ranks("here")
@@ -92,7 +92,7 @@ class Data:
 
 
 def slope(points: Points) -> float:
-    """Of the straight line through the smallest and the largest size, but never below 0."""
+    """Return the slope of the line through the smallest and the largest size, at least 0."""
     first, last = min(points), max(points)
     return max(0.0, (points[last] - points[first]) / (last - first))
 

@@ -141,7 +141,7 @@ def draw_reductions(axes: Axes, grid: Grid) -> None:
 
 
 def draw_shares(axes: Axes, grid: Grid, network: str) -> None:
-    """What an update of PPO goes to, by nodes of many cores."""
+    """Draw the shares of a PPO update's time over the number of nodes with many cores."""
     stacks: dict[str, list[float]] = {USEFUL: [], **{name: [] for name in SHADES if name != USEFUL}}
     for nodes in NODES:
         prediction = grid.predict(GROWING, network, nodes, LARGE_NODE, *BEST)

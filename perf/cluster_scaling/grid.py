@@ -35,7 +35,7 @@ COSTS = {
 
 @dataclass(frozen=True)
 class Way:
-    """How a cluster is used or built."""
+    """A way to use or build a cluster."""
 
     name: str
     options: Options = PLAIN
@@ -63,8 +63,10 @@ WAYS = (
 
 
 def workload_of(kind: str, ranks: int, envs: int = ENVS) -> Workload:
-    """What every rank does, in a cluster of any size. PPO's minibatches are an eighth of a rollout, or of a
-    fixed size."""
+    """Return the work of every rank, in a cluster of any size.
+
+    PPO's minibatches are an eighth of a rollout, or of a fixed size.
+    """
     if kind == A2C:
         return Workload("a2c", envs, 16, None)
     if kind == IMPALA:
@@ -94,7 +96,7 @@ def costs(prediction: Prediction, ideal_learn: float) -> dict[str, float]:
 
 
 def largest_cost(prediction: Prediction, ideal_learn: float) -> str:
-    """In words."""
+    """Return the name of the largest cost."""
     found = costs(prediction, ideal_learn)
     return COSTS[max(found, key=lambda name: found[name])]
 
@@ -135,7 +137,7 @@ class Grid:
         return ideal_fps(workload_of(kind, 1), self.data.computing(network), self.data.machine())
 
     def efficiency(self, prediction: Prediction, kind: str, network: str, cores: int) -> float:
-        """What each of so many cores brings, as a share of what one alone does."""
+        """Return the speed of each core as a share of the speed of one core alone."""
         return prediction.fps / cores / self.ideal(kind, network)
 
     def row(

@@ -36,7 +36,7 @@ class Hosts:
     device: str
 
     def enter(self, host: int) -> list[str]:
-        """What a command has to begin with to run on a host."""
+        """Return the words that make a command run on a host."""
         name = self.names[host]
         return ["ip", "netns", "exec", name] if name else []
 

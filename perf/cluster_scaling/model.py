@@ -21,7 +21,7 @@ MOMENT_BYTES = 24  # of what a node tells of the advantages of its part of a min
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured of a node, the network aside."""
+    """The measurements of a node, without its network."""
 
     local: Hop
     """Between two processes of one node."""
@@ -40,7 +40,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Computing:
-    """What was measured of a network on one core, all cores busy."""
+    """The measurements of a neural network on one core while all cores are busy."""
 
     parameters: int
     act: Points
@@ -64,7 +64,7 @@ class Computing:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a rank does in an update, and what of it is one minibatch of all ranks."""
+    """The work of a rank in an update, and the size of one minibatch over all ranks."""
 
     algorithm: str
     envs: int
@@ -82,7 +82,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Options:
-    """How gradients are summed. `hierarchical` and `local_index` are not what the programs do today."""
+    """How gradients are summed. The programs do not have `hierarchical` and `local_index` today."""
 
     overlap: bool = False
     compression: bool = False
@@ -111,7 +111,7 @@ class Prediction:
         return self.timesteps / self.seconds
 
     def share(self, *names: str) -> float:
-        """Of an update's time that goes to some parts."""
+        """Return the share of an update's time that the named parts take."""
         return sum(self.parts[name] for name in names) / self.seconds
 
 
@@ -170,7 +170,7 @@ def sum_parts(
 
 
 def minibatches(workload: Workload, ranks: int) -> int:
-    """Of an update."""
+    """The number of minibatches of an update."""
     total = workload.samples * ranks
     return workload.epochs * math.ceil(total / (workload.batch_size or total))
 

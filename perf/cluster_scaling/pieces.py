@@ -64,8 +64,8 @@ def mean_of(results: list[Any]) -> Any:
 def on_cores(
     work: Callable[[Callable[[], Any]], Any], places: Sequence[int] | Sequence[Sequence[int]]
 ) -> list[Any]:
-    """What `work(together)` returns in a process on each core, or group of cores with as many threads;
-    `together` waits for all processes."""
+    """Return the results of `work(together)` in a process on each core, or on each group of cores with as many
+    threads; `together` waits for all processes."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(len(places))
     processes = []
@@ -131,7 +131,7 @@ def make_trainer(network: str, algorithm: str, envs: int, n_steps: int) -> Train
 
 
 def network_pieces(network: str, seconds: float, together: Callable[[], Any]) -> dict[str, Any]:
-    """In one process: the pieces of a network."""
+    """Measure the pieces of a neural network in one process."""
     act: dict[int, float] = {}
     learn: dict[str, dict[int, float]] = {}
     rest: dict[str, float] = {}
@@ -167,7 +167,7 @@ def network_pieces(network: str, seconds: float, together: Callable[[], Any]) ->
 def alone_and_together(
     network: str, cores: Sequence[int], seconds: float, together: Callable[[], Any]
 ) -> dict[str, float]:
-    """In a process on each core: an iteration while the others idle, and while they do the same; in turns.
+    """Measure an iteration in a process on each core, alternately while the others idle and do the same.
 
     The shortest of several, since what else the machine does only makes them longer.
     """
@@ -185,7 +185,7 @@ def alone_and_together(
 
 
 def iteration_seconds(network: str, seconds: float, together: Callable[[], Any]) -> float:
-    """In one process: the shortest of several iterations."""
+    """Return the seconds of the shortest of several iterations in one process."""
     trainer = make_trainer(network, "ppo", ENVS, STEPS)
     times = times_of(partial(trainer.iterate, 0.0), together, ROUNDS * seconds)
     trainer.close()
@@ -241,7 +241,7 @@ def late_bytes(trainer: Trainer) -> int:
 
 
 def machine_pieces(seconds: float, together: Callable[[], Any]) -> dict[str, Any]:
-    """In one process: shuffling the samples of several nodes, and adding vectors."""
+    """Measure, in one process, shuffling the samples of several nodes and adding vectors."""
     import torch
 
     from rlcb.rl.communicator import Communicator

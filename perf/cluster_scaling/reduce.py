@@ -38,10 +38,10 @@ RANK_SECONDS = 120.0
 
 
 def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds: float) -> dict[str, Any]:
-    """What `per_host` ranks on each host find: `all_reduce`, bytes -> seconds; `hidden`, bytes -> the share
-    that computing hides; `gather`, seconds; `connections`, open sockets of rank 0.
+    """Return the measurements of `per_host` ranks on each host.
 
-    `seconds` is how long to repeat each.
+    They are `all_reduce`, bytes -> seconds; `hidden`, bytes -> the share that computing hides; `gather`,
+    seconds; `connections`, open sockets of rank 0. `seconds` is how long to repeat each.
     """
     ranks, cores = len(hosts.names) * per_host, sorted(os.sched_getaffinity(0))
     processes = []
@@ -145,7 +145,7 @@ def overlapped(compute: Callable[[], None], message: Any) -> None:
 
 
 def hidden_share(alone: float, compute: float, both: float) -> float:
-    """How much of what could be hidden of an all-reduce behind computing was hidden, 0 to 1."""
+    """Return the share of an all-reduce that computing hid, of what it could hide: 0 to 1."""
     return min(1.0, max(0.0, (alone + compute - both) / min(alone, compute)))
 
 
@@ -174,7 +174,7 @@ def timed(
 
 
 def gather_seconds(communicator: GlooCommunicator, seconds: float) -> float:
-    """Of rank 0, which takes in a short value of every rank; the median of repeats that begin together."""
+    """Return the seconds in which rank 0 gathers a short value of every rank: the median of repeats."""
     import torch
     import torch.distributed as dist
 

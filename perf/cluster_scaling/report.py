@@ -210,7 +210,7 @@ def binding_text(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def shares_text(grid: Grid) -> str:
-    """What an update's time goes to, for nodes of 32 cores on the best link."""
+    """Return the table of the shares of an update's time, for nodes of 32 cores on the best link."""
     lines = []
     for kind in KINDS:
         for network in grid.data.networks:
@@ -226,7 +226,7 @@ def shares_text(grid: Grid) -> str:
 
 
 def remedies_text(grid: Grid) -> str:
-    """What would help, for some clusters."""
+    """Return the table of possible improvements for some clusters."""
     texts = []
     networks = grid.data.networks
     for nodes, cores in REMEDIES_AT:

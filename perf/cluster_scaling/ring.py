@@ -25,7 +25,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class Sharing:
-    """What processes of a node take that work on memory which they share."""
+    """The times of a node's processes that work on shared memory."""
 
     meeting: float
     """Seconds until two processes that wait for each other go on."""

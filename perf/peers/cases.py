@@ -38,7 +38,7 @@ class Case:
 
     @property
     def num_parameters(self) -> int:
-        """Of this project's network."""
+        """The number of parameters of this project's network."""
         config = ModelConfig.model_validate({"architecture": self.network, "hidden_size": self.hidden_size})
         return sum(each.numel() for each in make_model(config, FRAMES, seed=1).parameters())
 
@@ -77,7 +77,7 @@ OWN = "this project"
 
 @dataclass(frozen=True)
 class Side:
-    """Who runs a workload."""
+    """A program that runs a workload: this project or another library."""
 
     title: str
     peer: str
@@ -147,7 +147,7 @@ BFLOAT16 = ("parallel-bf16",)  # sides for processors that have instructions for
 
 @dataclass(frozen=True)
 class Bar:
-    """What a ratio has to reach: of timesteps per second, or of memory, which has to stay below it."""
+    """A bar for a ratio: timesteps per second must reach it, memory must stay below it."""
 
     case: str
     side: str

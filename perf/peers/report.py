@@ -32,18 +32,20 @@ Round = Mapping[str, Mapping[str, Any]]
 
 
 def column(rounds: Sequence[Round], side: str, key: str) -> list[float]:
-    """A figure of a side in every round that has the side."""
+    """Return a value of a side in every round that has the side."""
     return [each[side][key] for each in rounds if side in each]
 
 
 def ratios(rounds: Sequence[Round], side: str, base: str, key: str) -> list[float]:
-    """Of every round that has both sides."""
+    """Return the ratio of a value to that of `base` in every round that has both sides."""
     return [each[side][key] / each[base][key] for each in rounds if side in each and base in each]
 
 
 def case_table(case: Case, rounds: Sequence[Round], reasons: Mapping[str, str]) -> str:
-    """A row a side: timesteps per second, ratio to BASE within a round, memory. `reasons` say why sides did
-    not run."""
+    """Return the table of a case, a row for each side: timesteps per second, ratio to BASE within a round, memory.
+
+    `reasons` say why sides did not run.
+    """
     lines = [
         f"| who | timesteps/s, median | range | ratio to {SIDES[BASE].title} | peak memory, MB |",
         "|---|---|---|---|---|",
@@ -92,7 +94,7 @@ def bars_table(measured: Mapping[str, Sequence[Round]], bars: Sequence[Bar] = BA
 
 
 def versions_table(measured: Mapping[str, Sequence[Round]]) -> str:
-    """What each side ran on, and the threads that its program said it computes with. Where cases were
+    """Return the table of versions of each side, with the threads that its program reported. Where cases were
     measured on different versions, all are listed."""
     lines = ["| who | versions |", "|---|---|"]
     for side in SIDES:

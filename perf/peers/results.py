@@ -26,7 +26,7 @@ CODE = ("src/**/*.py", "train*.py", "config/**/*.yaml", "perf/peers/programs/*.p
 
 
 def code_fingerprint(root: Path = PROJECT) -> str:
-    """The same for the same content of the files in CODE."""
+    """Return a fingerprint of the content of the files in CODE."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in CODE for path in root.glob(pattern)):
         digest.update(f"{path.relative_to(root)}\n".encode())

@@ -44,7 +44,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a program came to."""
+    """The measurements of one program."""
 
     fps: float
     """Timesteps by seconds in the window, everything included."""
@@ -64,7 +64,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Window:
-    """How long is measured, both at the least."""
+    """The least seconds and updates that a measurement takes."""
 
     seconds: float = 20.0
     updates: int = 2
@@ -124,7 +124,7 @@ class Program:
         return [Point(row["time/elapsed_seconds"], row["timesteps"]) for row in rows]
 
     def versions(self) -> dict[str, str]:
-        """Of what it runs on; nothing before it has said so.
+        """The versions of the program's packages; empty until it has reported them.
 
         Raises RunError if its network has another size than this project's.
         """
@@ -140,7 +140,7 @@ class Program:
         return {}
 
     def threads(self) -> int | None:
-        """That a peer computes with, once it has said so."""
+        """The number of threads that the program has reported; None before."""
         return None if self.side.own_rows else next((each["threads"] for each in self.said()[:1]), None)
 
     def require_alive(self) -> None:

@@ -25,7 +25,7 @@ END_OF_UPDATE = "SPS:"  # what it prints then, with its average rate
 
 
 def num_parameters() -> int:
-    """Of its agent, which asks the environments for their spaces only."""
+    """Return the number of parameters of CleanRL's agent, which needs only the environments' spaces."""
     spaces = SimpleNamespace(
         single_observation_space=gym.spaces.Box(0, 255, (64, 64, 3), np.uint8),
         single_action_space=gym.spaces.Discrete(15),

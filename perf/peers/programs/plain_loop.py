@@ -60,7 +60,7 @@ def to_frames(observations: Any) -> Tensor:
 
 
 class Rollout:
-    """What was seen and done: tensors (T, N, ...)."""
+    """Observations, actions and rewards of a rollout: tensors (T, N, ...)."""
 
     def __init__(self, n_steps: int, num_envs: int) -> None:
         self.frames = torch.zeros(n_steps, num_envs, 3, 64, 64)

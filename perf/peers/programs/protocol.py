@@ -37,7 +37,7 @@ def settings() -> dict[str, Any]:
 
 
 def most_workers(batches: int, cores: int) -> int:
-    """As many workers as there are cores, or the most below that among which so many batches divide."""
+    """Return the largest number of workers, at most one for each core, that divides the number of batches."""
     return next(count for count in range(min(batches, cores), 0, -1) if batches % count == 0)
 
 

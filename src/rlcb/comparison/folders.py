@@ -23,7 +23,7 @@ NAMED = 3  # paths in a message
 
 @dataclass
 class Found:
-    """What lies under the paths of a command line."""
+    """The runs and studies found under the paths of a command line."""
 
     runs: list[tuple[int, Path]] = field(default_factory=list)
     """(index of the pattern, folder), each folder once."""
@@ -123,7 +123,7 @@ def _under(top: Path) -> tuple[list[Path], list[Path]]:
 
 @dataclass
 class Logged:
-    """What the log of a study records about a run."""
+    """The entries of a study's log about one run."""
 
     host: str | None = None
     """The machine that trained the run last."""

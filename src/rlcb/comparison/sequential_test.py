@@ -132,7 +132,7 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """What the test says about the groups of one game."""
+    """The test's decision about the groups of one game."""
 
     rounds: int
     """Rounds with a value of every group that was in question."""

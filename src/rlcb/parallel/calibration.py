@@ -33,7 +33,7 @@ MAX_SIZES = 3  # numbers of environments per actor that are tried
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured, on busy cores, and what follows."""
+    """The measurements of a calibration, made on busy cores, and the numbers of processes that follow."""
 
     cores: int
     act_seconds: dict[int, float]
@@ -148,7 +148,7 @@ def with_split_of(config: Config, before: Config) -> Config:
 
 
 class ActorBench:
-    """What a process measures with: it acts and learns as the run will."""
+    """The bench of a calibration: acts and learns as the run will."""
 
     def __init__(self, import_seconds: float, config: Config) -> None:
         cpu.set_torch_threads(1)

@@ -201,7 +201,7 @@ class ImpalaLearner(LearningProcess):
         return self.store.phases[:, PHASES.index("wait")].copy()
 
     def _contribution(self, episodes: list[Episode]) -> dict[str, Any]:
-        """What this process contributes to `exchange`; a node's first learner adds its actors."""
+        """Return this process's part of `exchange`; a node's first learner adds its actors."""
         store, wait = self.store, self.timer.seconds["wait"]
         part: dict[str, Any] = {
             "phases": dict(self.timer.seconds),
@@ -290,7 +290,7 @@ class ImpalaLearner(LearningProcess):
         return learners + actors or super().process_names()
 
     def metrics(self) -> dict[str, Any]:
-        """How long learners and actors waited for each other (means), restarts and calibration."""
+        """Return the mean waiting times of learners and actors, the restarts and the calibration."""
         count = self.communicator.world_size
         learners, actors = self.phase_seconds[:count], self.phase_seconds[count:]
         # A learner that waits for its actors keeps other nodes waiting as much as one that learns.

@@ -35,7 +35,7 @@ class World:
 
     @property
     def rank(self) -> int:
-        """Of this process; of the first that it starts, if it is none itself."""
+        """The rank of this process, or of the first worker that it starts if it is not a rank itself."""
         return self.node_rank * self.num_workers + (self.local_rank or 0)
 
     def rank_name(self, local_rank: int) -> str:

@@ -87,7 +87,7 @@ class Lock:
             raise RunError(f"cannot lock {self.path}: {why}{self._way_on()}") from error
 
     def _way_on(self) -> str:
-        """How a user goes on whose work another user's lock stops."""
+        """Return what a user can do whose work another user's lock stops."""
         if not self.for_all_users:
             return ""
         return f"; wait for its end, or set {PATH_VARIABLE} to another file to measure at the same time"

@@ -35,7 +35,7 @@ def make_socket_folder() -> Path:
 
 
 def remove_socket_folder() -> None:
-    """Remove the folder, if there is one. Whoever ends this process with os._exit calls it first."""
+    """Remove the folder, if there is one. Call it before ending this process with os._exit."""
     folder = process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -42,7 +42,7 @@ Show = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
+    """The sizes and durations of a profile's measurements."""
 
     seconds: float
     """Shortest duration of each measurement of the network."""

@@ -31,7 +31,7 @@ def position(row: Row, timed: bool) -> float:
 
 
 class Window(NamedTuple):
-    """What a run did between two positions."""
+    """The rewards, episodes and timesteps of a run between two positions."""
 
     rewards: float
     """The sum of all raw rewards."""
