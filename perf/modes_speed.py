@@ -116,9 +116,9 @@ def describe_limits(
 ) -> list[str]:
     """Return the share of cores / (t_act + t_learn) that IMPALA reached.
 
-    Each round is compared with what its calibration had measured just before: once with the time to act of the
-    chosen split, and once with the shortest time for any number of environments, the limit that no split can
-    beat.
+    Each round is compared with what its calibration had measured just before: once with the time to act of
+    the chosen split, and once with the shortest time for any number of environments, the limit that no split
+    can beat.
     """
     splits = dict.fromkeys(f"{each['num_actors']} and {each['num_learners']}" for each in calibrations)
     limits = {

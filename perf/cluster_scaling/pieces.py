@@ -64,8 +64,8 @@ def mean_of(results: list[Any]) -> Any:
 def on_cores(
     work: Callable[[Callable[[], Any]], Any], places: Sequence[int] | Sequence[Sequence[int]]
 ) -> list[Any]:
-    """Return the results of `work(together)` in a process on each core, or on each group of cores with as many
-    threads; `together` waits for all processes."""
+    """Return the results of `work(together)` in a process on each core, or on each group of cores with as
+    many threads; `together` waits for all processes."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(len(places))
     processes = []

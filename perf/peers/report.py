@@ -44,7 +44,8 @@ def ratios(rounds: Sequence[Round], side: str, base: str, key: str) -> list[floa
 def case_table(case: Case, rounds: Sequence[Round], reasons: Mapping[str, str]) -> str:
     """Return the table of a case: a row for each side.
 
-    A row has timesteps per second, the ratio to BASE within a round, and memory. `reasons` say why sides did not run.
+    A row has timesteps per second, the ratio to BASE within a round, and memory. `reasons` say why sides did
+    not run.
     """
     lines = [
         f"| who | timesteps/s, median | range | ratio to {SIDES[BASE].title} | peak memory, MB |",
