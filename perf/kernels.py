@@ -29,9 +29,9 @@ KINDS = {
     "PyTorch, bfloat16": ("torch", "bfloat16"),
 }
 RUNS = {
-    "PPO, IMPALA-CNN": ("ppo", "impala", ("--num-envs", 32, "--n-steps", 32, "--batch-size", 512), 25),
+    "PPO, IMPALA-CNN": ("ppo", "impala", ("--num-envs", 32, "--n-steps", 32, "--batch-size", 512), 12),
     "PPO, Nature CNN": ("ppo", "nature", ("--num-envs", 64, "--n-steps", 64, "--batch-size", 1024), 12),
-    "A2C, IMPALA-CNN": ("a2c", "impala", ("--num-envs", 32, "--n-steps", 16), 60),
+    "A2C, IMPALA-CNN": ("a2c", "impala", ("--num-envs", 32, "--n-steps", 16), 50),
     "A2C, Nature CNN": ("a2c", "nature", ("--num-envs", 32, "--n-steps", 16), 160),
     "IMPALA, IMPALA-CNN": ("impala", "impala", (), 20),
 }
