@@ -29,7 +29,7 @@ MODULES = {
     "vtrace": ("test_vtrace",),
     "losses": ("test_losses",),
     "reward_scaler": ("test_reward_scaler",),
-    "learner": ("test_ppo", "test_impala"),
+    "learner": ("test_ppo", "test_impala", "test_activation_cache"),
     "ppo": ("test_ppo", "test_ppo_nodes"),
     "a2c": ("test_activation_cache", "test_learning"),
     "impala": ("test_impala", "test_impala_learning"),

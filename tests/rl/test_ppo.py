@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from rlcb.config.settings import ModelConfig, TrainingConfig
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import RunError
 from rlcb.rl import ppo
-from rlcb.rl.communicator import Communicator
+from rlcb.rl.communicator import Communicator, Reduction
 from rlcb.rl.learner import Learner
 from rlcb.rl.losses import normalisations, value_loss
 from rlcb.rl.models import ActorCritic, make_model
@@ -228,6 +228,40 @@ def test_normalising_a_minibatch_without_spread_stays_finite(
     metrics = ppo.update(make_learner(model, config), rollout, run_with(config), 0)
     assert all(np.isfinite(value) for value in metrics.values() if value is not None)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_the_loss_is_that_of_the_normalised_advantages() -> None:
+    rollout, model, samples = random_rollout(6, 2), vector_model(), np.arange(12)
+    given = whole_loss(model, rollout, TrainingConfig(), mean=0.75, scale=2.0)(samples)[1]["policy_loss"]
+    rollout.advantages[:] = (rollout.advantages - 0.75) * 2.0
+    expected = whole_loss(model, rollout, TrainingConfig())(samples)[1]["policy_loss"]
+    assert given.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_sum_over_processes_begins_before_the_last_microbatch_and_finishes_after_it() -> None:
+    events: list[object] = []
+
+    class Noting(Reduction):
+        def begin(self) -> None:
+            events.append("begin")
+
+        def finish(self) -> None:
+            events.append("finish")
+
+    class Noted(Communicator):
+        def reduction(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Reduction:
+            return Noting(self, sums)
+
+    rollout, model, config = random_rollout(5, 1), vector_model(), TrainingConfig()
+    learner = make_learner(model, config, 2, Noted())
+    loss = whole_loss(model, rollout, config)
+
+    def noted_loss(samples: NDArray[np.int64]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        events.append(len(samples))
+        return loss(samples)
+
+    learner.step(np.arange(5), 5, noted_loss)
+    assert events == [2, 2, "begin", 1, "finish"]
 
 
 def test_actions_with_higher_advantages_become_more_likely() -> None:
