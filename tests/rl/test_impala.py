@@ -362,6 +362,15 @@ def test_on_policy_there_is_no_divergence_and_nothing_is_clipped() -> None:
     assert metrics["impala/rho_clipped_fraction"] == 0
 
 
+def test_a_ratio_at_the_threshold_is_not_clipped() -> None:
+    config, model = configured(vtrace_clip_rho_threshold=1.0), vector_model()
+    with torch.no_grad():
+        model.policy.weight.zero_()  # every action has the same probability, whatever the observation
+        model.policy.bias.zero_()
+    rollout = on_policy(random_rollout(8, 3), model)
+    assert impala.update(make_learner(model, config), rollout, config, 0)["impala/rho_clipped_fraction"] == 0
+
+
 @pytest.mark.parametrize("rewards", [0.0, 0.1, -3e4])
 def test_explained_variance_is_null_when_targets_have_no_spread(rewards: float) -> None:
     config, model = configured({"gamma": 0.0}), vector_model()

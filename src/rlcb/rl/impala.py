@@ -59,8 +59,8 @@ def update(
 
     microbatch_columns = max(1, learner.microbatch_size // rollout.n_steps)
     shard = learner.communicator.rank_shard(columns)
-    metrics: dict[str, float | None] = {**learner.step(shard, total, loss, microbatch_columns)}
-    target, target_square, error, error_square = (metrics.pop(name) or 0.0 for name in MOMENTS)
+    metrics = learner.step(shard, total, loss, microbatch_columns)
+    target, target_square, error, error_square = (metrics.pop(name) for name in MOMENTS)
     return {
         **metrics,
         "clip_fraction": None,
