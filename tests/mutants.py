@@ -31,7 +31,7 @@ MODULES = {
     "reward_scaler": ("test_reward_scaler",),
     "learner": ("test_ppo", "test_impala", "test_activation_cache"),
     "ppo": ("test_ppo", "test_ppo_nodes"),
-    "a2c": ("test_activation_cache", "test_learning"),
+    "a2c": ("test_activation_cache",),
     "impala": ("test_impala", "test_impala_learning"),
     "collector": ("test_collector",),
 }

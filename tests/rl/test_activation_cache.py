@@ -49,6 +49,7 @@ def train(config: Config, updates: int = 3) -> tuple[Trainer, list[dict[str, flo
     found = [trainer.iterate(1e-3).metrics for _ in range(updates)]
     metrics = [{name: each for name, each in row.items() if each is not None} for row in found]
     assert all("policy_loss" in row and "explained_variance" in row for row in metrics)
+    assert {row["epochs"] for row in metrics} == {1}
     trainer.close()
     return trainer, metrics
 
