@@ -117,6 +117,12 @@ def _settled(case: _Case, decision: Decision, comparison: Comparison) -> Answer:
     return Answer(*facts, decision.lead.difference, decision.lead.interval)
 
 
+def _case_of(game: GameResult, key: str, ranking: Ranking, **words: str) -> _Case:
+    """Return the case of a metric in a game; `words` are the fields of _Case after its numbers."""
+    pairs = [pair for pair in game.pairs if pair.metric == key]
+    return _Case((game.game,), BY_KEY[key], ranking, estimates_of(game, key), game.planned, pairs, **words)
+
+
 def _evaluation_case(game: GameResult) -> _Case | None:
     metric = game.evaluated
     ranking = rank_in_game(game, metric) if metric is not None else None
@@ -124,15 +130,11 @@ def _evaluation_case(game: GameResult) -> _Case | None:
         return None
     on = evaluated_on(game)
     where = f"in the evaluation on {game.game}" if on == "evaluation" else f"on {on} of {game.game}"
-    pairs = [pair for pair in game.pairs if pair.metric == metric]
     text, equal = effort(game)
-    return _Case(
-        (game.game,),
-        BY_KEY[metric],
+    return _case_of(
+        game,
+        metric,
         ranking,
-        estimates_of(game, metric),
-        game.planned,
-        pairs,
         returned=f"returned {{}} {where}",
         what=where,
         basis=f"{episodes_of(game)} a seed",
@@ -145,16 +147,12 @@ def _training_case(game: GameResult) -> _Case | None:
     ranking, window = rank_in_game(game, key), game.windows[time_axis.key]
     if ranking is None or window is None:
         return None
-    pairs = [pair for pair in game.pairs if pair.metric == key]
     at = window_text(time_axis, window.end)
     where = f"in training on {game.game}"
-    return _Case(
-        (game.game,),
-        BY_KEY[key],
+    return _case_of(
+        game,
+        key,
         ranking,
-        estimates_of(game, key),
-        game.planned,
-        pairs,
         returned=f"returned {{}} {where} after {at}",
         what=where,
         basis="unseen levels were not evaluated",

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rlcb.config.config import Config
 
 DEFAULT_HOURS = 1.0  # of a timed script without --duration
+
+
+def with_default_budget(settings: Any) -> Any:
+    """Return the settings of a study or tuning, with a duration if they have neither of the two budgets."""
+    if isinstance(settings, Mapping) and (
+        settings.get("duration") is None and settings.get("total_timesteps") is None
+    ):
+        return {**settings, "duration": DEFAULT_HOURS}
+    return settings
+
+
+def require_one_budget(duration: float | None, total_timesteps: int | None) -> None:
+    """Raise ValueError if the runs of a study or tuning have both budgets."""
+    if duration is not None and total_timesteps is not None:
+        raise ValueError(
+            f"duration = {duration:g} and total_timesteps = {total_timesteps}: "
+            "every run has one budget, give one of them"
+        )
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,18 @@ def parse_assignments(items: Sequence[str], flag: str) -> dict[str, str]:
     return values
 
 
+DECIDED_BY_FLAGS = {
+    "algorithm": "--algorithms",
+    "env.id": "--envs",
+    "training.seed": "--seeds",
+    "training.duration_hours": "--duration",
+    "training.total_timesteps": "--total-timesteps",
+    "logging.checkpoint_dir": "--output-dir",
+    "logging.log_dir": "--output-dir",
+}
+"""Settings that a study or tuning decides for each of its runs, with the flags that set them."""
+
+
 def split_key(key: str) -> tuple[str, str]:
     """Split a setting into scope and name: `ppo:training.n_epochs` -> ("ppo", "training.n_epochs")."""
     scope, separator, name = key.partition(":")

@@ -8,22 +8,18 @@ from typing import Any
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.config import Config
 from rlcb.config.games import check_environment
-from rlcb.config.yaml_file import build_config, read_config_files, set_value, split_key
+from rlcb.config.yaml_file import (
+    DECIDED_BY_FLAGS,
+    build_config,
+    read_config_files,
+    set_value,
+    split_key,
+)
 from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
 from rlcb.study.study import PlannedRun, Study
 
-# Settings that the study decides for each run, with the flag that sets them.
-RESERVED = {
-    "algorithm": "--algorithms",
-    "mode": "--modes",
-    "env.id": "--envs",
-    "training.seed": "--seeds",
-    "training.duration_hours": "--duration",
-    "training.total_timesteps": "--total-timesteps",
-    "logging.checkpoint_dir": "--output-dir",
-    "logging.log_dir": "--output-dir",
-}
+RESERVED = {**DECIDED_BY_FLAGS, "mode": "--modes"}
 
 
 def scope_matches(scope: str, algorithm: str, mode: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName
-from rlcb.config.budget import DEFAULT_HOURS
+from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.games import canonical_id, procgen_game
 from rlcb.config.settings import Coefficient, Count, NonNegative, Once, PositiveFloat, Section
 from rlcb.config.yaml_file import describe_validation_error
@@ -116,17 +116,11 @@ class Study(Section):
     @model_validator(mode="before")
     @classmethod
     def _default_budget(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and data.get("duration") is None and data.get("total_timesteps") is None:
-            return {**data, "duration": DEFAULT_HOURS}
-        return data
+        return with_default_budget(data)
 
     @model_validator(mode="after")
     def _check(self) -> Study:
-        if self.duration is not None and self.total_timesteps is not None:
-            raise ValueError(
-                f"duration = {self.duration:g} and total_timesteps = {self.total_timesteps}: "
-                "every run has one budget, give one of them"
-            )
+        require_one_budget(self.duration, self.total_timesteps)
         self._check_rounds()
         if not self.runs:
             raise ValueError("there is no run: A3C is asynchronous and has no sequential mode, so use A2C")

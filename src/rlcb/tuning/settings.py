@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName
-from rlcb.config.budget import DEFAULT_HOURS
+from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.config import Config
 from rlcb.config.games import canonical_id, check_environment
 from rlcb.config.settings import Count, NonNegative, Once, PositiveFloat, Section
 from rlcb.config.yaml_file import (
+    DECIDED_BY_FLAGS,
     build_config,
     describe_validation_error,
     read_config_files,
@@ -23,17 +24,7 @@ from rlcb.config.yaml_file import (
 from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
 
-# Settings that the tuning decides for each run, with the flag that sets them.
-RESERVED = {
-    "algorithm": "--algorithms",
-    "mode": "--mode",
-    "env.id": "--envs",
-    "training.seed": "--seeds",
-    "training.duration_hours": "--duration",
-    "training.total_timesteps": "--total-timesteps",
-    "logging.checkpoint_dir": "--output-dir",
-    "logging.log_dir": "--output-dir",
-}
+RESERVED = {**DECIDED_BY_FLAGS, "mode": "--mode"}
 
 
 class Tuning(Section):
@@ -68,17 +59,11 @@ class Tuning(Section):
     @model_validator(mode="before")
     @classmethod
     def _default_budget(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and data.get("duration") is None and data.get("total_timesteps") is None:
-            return {**data, "duration": DEFAULT_HOURS}
-        return data
+        return with_default_budget(data)
 
     @model_validator(mode="after")
     def _check(self) -> Tuning:
-        if self.duration is not None and self.total_timesteps is not None:
-            raise ValueError(
-                f"duration = {self.duration:g} and total_timesteps = {self.total_timesteps}: "
-                "every run has one budget, give one of them"
-            )
+        require_one_budget(self.duration, self.total_timesteps)
         for algorithm in self.algorithms:
             if self.mode not in ALGORITHMS[algorithm].modes:
                 reason = WHY_NOT[algorithm, self.mode]
