@@ -220,7 +220,7 @@ IDENTITY = ("cpu family", "model", "stepping")
 ARM_IDENTITY = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision")
 
 
-def _first_values(cpuinfo: Path) -> dict[str, str]:
+def cpuinfo_values(cpuinfo: Path = CPUINFO) -> dict[str, str]:
     """Return the entries of /proc/cpuinfo for the first core; {} on systems without it."""
     try:
         lines = cpuinfo.read_text().splitlines()
@@ -236,7 +236,7 @@ def _first_values(cpuinfo: Path) -> dict[str, str]:
 
 def cpu_flags(cpuinfo: Path = CPUINFO) -> tuple[str, ...]:
     """Return which instruction sets of CPU_FLAGS the processor has; () if the system does not report any."""
-    values = _first_values(cpuinfo)
+    values = cpuinfo_values(cpuinfo)
     named = set((values.get("flags") or values.get("Features") or "").split())
     return tuple(flag for flag in CPU_FLAGS if flag in named)
 
@@ -246,7 +246,7 @@ def cpu_identity(cpuinfo: Path = CPUINFO) -> str:
 
     Example: `cpu family 25, model 17, stepping 1`.
     """
-    values = _first_values(cpuinfo)
+    values = cpuinfo_values(cpuinfo)
     return ", ".join(f"{name} {values[name]}" for name in (*IDENTITY, *ARM_IDENTITY) if name in values)
 
 

@@ -147,6 +147,7 @@ def test_features_do_not_depend_on_the_batch_or_on_gradients(architecture: str) 
         assert torch.equal(model.features(x), together)
         assert torch.equal(torch.cat([model.features(part) for part in x.split(5)]), together)
     assert model.features(x[:0]).shape == (0, together.shape[1])
+    assert all(not gradient.any() for gradient in gradients(model, x[:0]))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -22,8 +22,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlcb import cpu
 from rlcb.config.config import Config
 from rlcb.config.games import procgen_game
+from rlcb.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +56,9 @@ def find_compiler() -> list[str]:
 @functools.cache
 def processor() -> str:
     """Return a text that is the same for processors that can run the same machine code."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    lines = text.partition("\n\n")[0].splitlines()
-    wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer")
-    return platform.machine() + "\n" + "\n".join(line for line in lines if line.startswith(wanted))
+    values = cpu.cpuinfo_values()
+    instructions = values.get("flags") or values.get("Features") or ""  # x86 or ARM
+    return "\n".join((platform.machine(), cpu.cpu_model(), cpu.cpu_identity(), instructions))
 
 
 def cache_folder() -> Path:
@@ -147,10 +145,8 @@ def compile_library(library: Path, extra_flags: tuple[str, ...] = ()) -> None:
             timeout=COMPILE_SECONDS,
         )
         if result.returncode != 0:
-            lines = [
-                line for line in result.stderr.splitlines() if "error" in line
-            ] or result.stderr.splitlines()
-            reason = lines[0] if lines else f"exit code {result.returncode}"
+            lines = result.stderr.splitlines() or [f"exit code {result.returncode}"]
+            reason = next((line for line in lines if "error" in line), lines[0])
             raise KernelsUnavailable(f"{' '.join(command)} cannot compile the kernels: {reason}")
         os.chmod(unfinished, 0o644)
         os.replace(unfinished, library)
@@ -174,9 +170,7 @@ def check_library(library: Path, verdict: Path) -> None:
         failure = f"the check of the kernels failed: {lines[-1]}" if result.returncode else ""
     except subprocess.TimeoutExpired:
         failure = f"the check of the kernels took more than {CHECK_SECONDS} s"
-    unfinished = verdict.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(failure)
-    os.replace(unfinished, verdict)
+    write_atomically(verdict, failure.encode())
 
 
 if __name__ == "__main__":

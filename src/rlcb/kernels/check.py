@@ -113,13 +113,12 @@ def direct_errors(
     `layer` is (channels, out_channels, kernel, stride, padding).
     """
     module, bias = make_layer(*layer)
-    scale = 1 / 255 if is_bytes else 1.0
-    convolution = DirectConvolution(library, size, module, scale, is_bytes)
+    convolution = DirectConvolution(library, size, module, is_bytes)
     x = seeded(images, layer[0], *size)
     if is_bytes:
         x = (x * 64 + 128).clamp(0, 255).to(torch.uint8)
     dy = seeded(images, layer[1], *convolution.out_size)
-    exact = exact_convolution(module, x.double() * scale, dy)
+    exact = exact_convolution(module, x.double() * convolution.scale, dy)
 
     inputs, gradients = as_images(x), as_images(dy)
     y, weights, address = torch.empty_like(gradients), convolution.filter(module.weight), inputs.data_ptr()

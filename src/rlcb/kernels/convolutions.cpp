@@ -170,41 +170,23 @@ INLINE void gradient_transform(const Vector y[4], Vector o[6]) {  // A y
 // Functions below have the usual numbers of channels as a template argument, FIXED, so that addresses are constants;
 // 0 stands for any other number.
 
-// Writes the 36 points of a tile whose input begins at `in`; point i goes to out + i * point_floats(channels).
-template <int FIXED>
+// Writes the 36 points of a tile of SIDE x SIDE values that begins at `in`: TRANSFORM of its columns, then of its rows.
+// Point i goes to out + i * point_floats(channels). Inputs are 6 x 6 with input_transform (B^T d B), output gradients
+// 4 x 4 with gradient_transform (A dY A^T).
+template <int FIXED, int SIDE, void TRANSFORM(const Vector*, Vector*)>
 void transform_tile(const float* in, int row, int any_channels, float* out) {
     const int channels = FIXED != 0 ? FIXED : any_channels, point_stride = point_floats(channels);
     for (int c = 0; c < channels; c += LANES) {
-        Vector half[6][6];
-        UNROLL for (int x = 0; x < 6; x++) {
-            Vector column[6], o[6];
-            UNROLL for (int y = 0; y < 6; y++) column[y] = load(in + y * row + x * channels + c);
-            input_transform(column, o);
+        Vector half[6][SIDE];
+        UNROLL for (int x = 0; x < SIDE; x++) {
+            Vector column[SIDE], o[6];
+            UNROLL for (int y = 0; y < SIDE; y++) column[y] = load(in + y * row + x * channels + c);
+            TRANSFORM(column, o);
             UNROLL for (int y = 0; y < 6; y++) half[y][x] = o[y];
         }
         UNROLL for (int y = 0; y < 6; y++) {
             Vector o[6];
-            input_transform(half[y], o);
-            UNROLL for (int x = 0; x < 6; x++) store(out + (y * 6 + x) * static_cast<ptrdiff_t>(point_stride) + c, o[x]);
-        }
-    }
-}
-
-// The same for a tile of 4 x 4 output gradients: A dY A^T.
-template <int FIXED>
-void transform_gradient_tile(const float* in, int row, int any_channels, float* out) {
-    const int channels = FIXED != 0 ? FIXED : any_channels, point_stride = point_floats(channels);
-    for (int c = 0; c < channels; c += LANES) {
-        Vector half[6][4];
-        UNROLL for (int x = 0; x < 4; x++) {
-            Vector column[4], o[6];
-            UNROLL for (int y = 0; y < 4; y++) column[y] = load(in + y * row + x * channels + c);
-            gradient_transform(column, o);
-            UNROLL for (int y = 0; y < 6; y++) half[y][x] = o[y];
-        }
-        UNROLL for (int y = 0; y < 6; y++) {
-            Vector o[6];
-            gradient_transform(half[y], o);
+            TRANSFORM(half[y], o);
             UNROLL for (int x = 0; x < 6; x++) store(out + (y * 6 + x) * static_cast<ptrdiff_t>(point_stride) + c, o[x]);
         }
     }
@@ -282,12 +264,17 @@ struct Transforms {
     FinishTile (*finish)(const Epilogue&);
 };
 
+template <int FIXED>
+Transforms transforms() {
+    return {transform_tile<FIXED, 6, input_transform>, transform_tile<FIXED, 4, gradient_transform>, finish_for<FIXED>};
+}
+
 Transforms transforms_for(int channels) {
     switch (channels) {
-        case 16: return {transform_tile<16>, transform_gradient_tile<16>, finish_for<16>};
-        case 32: return {transform_tile<32>, transform_gradient_tile<32>, finish_for<32>};
-        case 64: return {transform_tile<64>, transform_gradient_tile<64>, finish_for<64>};
-        default: return {transform_tile<0>, transform_gradient_tile<0>, finish_for<0>};
+        case 16: return transforms<16>();
+        case 32: return transforms<32>();
+        case 64: return transforms<64>();
+        default: return transforms<0>();
     }
 }
 

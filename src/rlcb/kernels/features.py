@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlcb.kernels.networks import Network, Sums
+from rlcb.kernels.networks import Network, Sums, address
 
 IMAGES = 16
 """Images that run through the network at once."""
@@ -43,8 +43,8 @@ class NativeFeatures:
 
         def part(worker: int, start: int, count: int) -> None:
             place, slot = (self._activations(), 0) if kept is None else (kept, start)
-            x = observations.data_ptr() + start * observations.stride(0) * observations.element_size()
-            network.forward(x, filters, place, slot, out.data_ptr() + start * out.stride(0) * 4, count)
+            x = address(observations, start)
+            network.forward(x, filters, place, slot, address(out, start), count)
 
         self._for_parts(len(observations), part)
         return out
@@ -59,13 +59,11 @@ class NativeFeatures:
             own = sums[worker]
             if own is None:
                 own = sums[worker] = network.sums()
-            x = observations.data_ptr() + start * observations.stride(0) * observations.element_size()
-            network.backward(
-                x, filters, kept, start, gradient.data_ptr() + start * gradient.stride(0) * 4, own, count
-            )
+            x = address(observations, start)
+            network.backward(x, filters, kept, start, address(gradient, start), own, count)
 
         self._for_parts(len(observations), part)
-        total, *others = [each for each in sums if each is not None]
+        total, *others = [each for each in sums if each is not None] or [network.sums()]
         for other in others:
             total.add(other)
         return network.gradients(total)

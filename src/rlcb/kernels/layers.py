@@ -117,8 +117,8 @@ class Filters:
 class DirectConvolution:
     """A convolution of any size and stride, without padding or, with stride 1, with any.
 
-    The first layer of a network takes observations, uint8 or float32, and scales them by `scale`. Others have
-    an input gradient, for kernels that are a multiple of the stride.
+    The first layer of a network takes observations: float32, or with `is_bytes` uint8, which it divides by
+    255. Others have an input gradient, for kernels that are a multiple of the stride.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class DirectConvolution:
         library: Library,
         size: tuple[int, int],
         layer: nn.Conv2d,
-        scale: float = 1.0,
         is_bytes: bool = False,
     ) -> None:
         self.convolve, self.weights = library.convolve, library.weights
-        self.channels, self.out_channels, self.scale = layer.in_channels, layer.out_channels, scale
+        self.channels, self.out_channels = layer.in_channels, layer.out_channels
+        self.scale = 1 / 255 if is_bytes else 1.0
         self.kernel, self.stride, pad = layer.kernel_size[0], layer.stride[0], int(layer.padding[0])
         height, width = ((side + 2 * pad - self.kernel) // self.stride + 1 for side in size)
         self.size, self.out_size = size, (height, width)

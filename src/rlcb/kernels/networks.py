@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,26 +37,38 @@ class Sums:
             sums.add_(more)
 
 
-class Network(Protocol):
-    """The convolutions of a network, whose parameters are `weight, bias, weight, bias, ...` in order."""
+class Network:
+    """The convolutions of a network: first direct ones, then those by Winograd's algorithm."""
 
-    modules: list[nn.Conv2d]
     out_features: int
 
+    def __init__(
+        self, modules: list[nn.Conv2d], direct: list[DirectConvolution], winograd: list[Winograd]
+    ) -> None:
+        """`modules` are the layers in order; `direct` computes the first ones and `winograd` the others."""
+        self.modules, self.direct, self.filters = modules, direct, Filters(winograd)
+        self.buffers = Buffers()
+
     def prepare(self) -> list[Tensor]:
-        """Return the filters for forward passes."""
+        """Return the filters for forward passes: of each direct convolution, then of all others together."""
+        weights = [module.weight for module in self.modules]
+        direct = [layer.filter(weight) for layer, weight in zip(self.direct, weights, strict=False)]
+        return [*direct, self.filters.forward(weights[len(direct) :])]
 
     def prepare_backward(self) -> list[Tensor]:
-        """Return the filters for backward passes."""
+        """Return the filters for backward passes, beginning with those of the Winograd convolutions."""
+        return [self.filters.backward([module.weight for module in self.modules[len(self.direct) :]])]
 
     def activations(self, images: int) -> list[Tensor]:
         """Return tensors for what the backward pass needs of so many images."""
+        raise NotImplementedError
 
     def forward(
         self, x: int, filters: list[Tensor], kept: list[Tensor], slot: int, out: int, count: int
     ) -> None:
         """Run `count` images at address `x`: activations go to `kept` from image `slot` on, the output of the
         last convolution to address `out`."""
+        raise NotImplementedError
 
     def backward(
         self,
@@ -70,12 +81,19 @@ class Network(Protocol):
         count: int,
     ) -> None:
         """Add the gradients of all weights to `sums`; the output has the gradient at address `gradient`."""
+        raise NotImplementedError
 
     def sums(self) -> Sums:
         """Return sums of zero."""
+        biases = sum(module.out_channels for module in self.modules)
+        return Sums(self.filters.columns, self.direct, biases)
 
     def gradients(self, sums: Sums) -> list[Tensor]:
-        """Return the gradients of weight, bias, weight, bias, ..."""
+        """Return the gradients of weight, bias, weight, bias, ... of all layers in order."""
+        direct = [layer.gradient(each) for layer, each in zip(self.direct, sums.direct, strict=True)]
+        weights = [*direct, *self.filters.gradients(sums.filters)]
+        biases = torch.split(sums.biases, [module.out_channels for module in self.modules])
+        return [gradient for pair in zip(weights, biases, strict=True) for gradient in pair]
 
 
 def address(tensor: Tensor, image: int) -> int:
@@ -105,8 +123,15 @@ class Buffers(threading.local):
 class _Stage:
     """A stage of the IMPALA-CNN: a convolution, a max-pool and two residual blocks."""
 
-    def __init__(self, size: tuple[int, int], channels: int, blocks: list[tuple[Winograd, Winograd]]) -> None:
-        self.size, self.channels, self.blocks = size, channels, blocks
+    def __init__(
+        self,
+        image_bytes: int,
+        size: tuple[int, int],
+        channels: int,
+        blocks: list[tuple[Winograd, Winograd]],
+    ) -> None:
+        """An input image takes `image_bytes`; `size` is that before the max-pool."""
+        self.image_bytes, self.size, self.channels, self.blocks = image_bytes, size, channels, blocks
         self.out_size = ((size[0] + 1) // 2, (size[1] + 1) // 2)
         self.unpooled = size[0] * size[1] * channels
         self.floats = self.out_size[0] * self.out_size[1] * channels
@@ -114,18 +139,17 @@ class _Stage:
         """How many images are convolved before they are pooled."""
 
 
-class ImpalaNetwork:
+class ImpalaNetwork(Network):
     """The three stages of the IMPALA-CNN (rl/models.py), without the last rectifier."""
 
     def __init__(
         self, library: Library, modules: list[list[nn.Conv2d]], shape: tuple[int, int, int], is_bytes: bool
     ) -> None:
         """`modules` has the five convolutions of each stage; `shape` is (C, H, W) of an observation."""
-        self.modules = [module for stage in modules for module in stage]
-        self.library, self.buffers = library, Buffers()
+        self.library = library
         size = (shape[1], shape[2])
-        self.observation_bytes = shape[0] * size[0] * size[1] * (1 if is_bytes else 4)
-        self.first = DirectConvolution(library, size, modules[0][0], 1 / 255 if is_bytes else 1.0, is_bytes)
+        self.first = DirectConvolution(library, size, modules[0][0], is_bytes)
+        image_bytes = shape[0] * size[0] * size[1] * (1 if is_bytes else 4)
         self.stages: list[_Stage] = []
         self.entries: list[Winograd] = []
         """The first convolution of every stage but the first."""
@@ -144,16 +168,10 @@ class ImpalaNetwork:
             unpooled, size = size, ((size[0] + 1) // 2, (size[1] + 1) // 2)
             convolutions = [add(branch, True) for branch in branches]
             blocks = list(zip(convolutions[::2], convolutions[1::2], strict=True))
-            self.stages.append(_Stage(unpooled, entry.out_channels, blocks))
-        self.filters = Filters(layers)
+            self.stages.append(_Stage(image_bytes, unpooled, entry.out_channels, blocks))
+            image_bytes = 4 * self.stages[-1].floats
+        super().__init__([module for stage in modules for module in stage], [self.first], layers)
         self.out_features = self.stages[-1].floats
-
-    def prepare(self) -> list[Tensor]:
-        weights = [module.weight for module in self.modules]
-        return [self.first.filter(weights[0]), self.filters.forward(weights[1:])]
-
-    def prepare_backward(self) -> list[Tensor]:
-        return [self.filters.backward([module.weight for module in self.modules[1:]])]
 
     def activations(self, images: int) -> list[Tensor]:
         tensors = []
@@ -190,18 +208,14 @@ class ImpalaNetwork:
         """Run the first convolution and the max-pool of a stage."""
         stage = self.stages[number]
         y = self.buffers.get("unpooled", stage.part * stage.unpooled)
-        image_bytes = self.observation_bytes if number == 0 else 4 * self._entry_floats(number)
         for start in range(0, count, stage.part):
-            images = min(stage.part, count - start)
+            images, at = min(stage.part, count - start), start * stage.floats
+            inputs = x + start * stage.image_bytes
             if number == 0:
-                self.first.forward(x + start * image_bytes, filters[0], bias, y, images, False)
+                self.first.forward(inputs, filters[0], bias, y, images, False)
             else:
-                self.entries[number - 1].forward(x + start * image_bytes, filters[1], bias, y, images)
-            at = start * stage.floats
+                self.entries[number - 1].forward(inputs, filters[1], bias, y, images)
             self.library.max_pool(y, pooled + 4 * at, places + at, images, *stage.size, stage.channels)
-
-    def _entry_floats(self, number: int) -> int:
-        return self.stages[number - 1].floats
 
     def backward(
         self,
@@ -260,55 +274,40 @@ class ImpalaNetwork:
         """Run the max-pool and the first convolution of a stage backward; return the gradient's address."""
         stage = self.stages[number]
         unpooled = self.buffers.get("unpooled", stage.part * stage.unpooled)
-        image_bytes = self.observation_bytes if number == 0 else 4 * self._entry_floats(number)
-        target = self.buffers.get("entry", count * self._entry_floats(number)) if number else 0
+        target = self.buffers.get("entry", count * stage.image_bytes // 4) if number else 0
         for start in range(0, count, stage.part):
             images, at = min(stage.part, count - start), start * stage.floats
             self.library.max_pool_gradient(
                 gradient + 4 * at, places + at, unpooled, images, *stage.size, stage.channels
             )
-            inputs = x + start * image_bytes
+            inputs = x + start * stage.image_bytes
             if number == 0:
                 self.first.weight_gradient(inputs, unpooled, sums.direct[0].data_ptr(), bias_sums, images)
             else:
                 entry = self.entries[number - 1]
                 entry.weight_gradient(inputs, unpooled, sums.filters.data_ptr(), bias_sums, images)
-                entry.input_gradient(unpooled, filters[0], target + start * image_bytes, images)
+                entry.input_gradient(unpooled, filters[0], target + start * stage.image_bytes, images)
         return target
 
-    def sums(self) -> Sums:
-        return Sums(self.filters.columns, [self.first], _bias_count(self.modules))
 
-    def gradients(self, sums: Sums) -> list[Tensor]:
-        weights = [self.first.gradient(sums.direct[0]), *self.filters.gradients(sums.filters)]
-        return _with_biases(weights, self.modules, sums)
-
-
-class NatureNetwork:
+class NatureNetwork(Network):
     """The three convolutions of the Nature CNN (rl/models.py), without the last rectifier."""
 
     def __init__(
         self, library: Library, modules: list[nn.Conv2d], shape: tuple[int, int, int], is_bytes: bool
     ) -> None:
         """`modules` are the convolutions; `shape` is (C, H, W) of an observation."""
-        self.modules, self.buffers = modules, Buffers()
-        scale = 1 / 255 if is_bytes else 1.0
-        self.first = DirectConvolution(library, (shape[1], shape[2]), modules[0], scale, is_bytes)
+        self.first = DirectConvolution(library, (shape[1], shape[2]), modules[0], is_bytes)
         self.second = DirectConvolution(library, self.first.out_size, modules[1])
         self.third = Winograd(library, self.second.out_size, modules[2], 0, 0, False)
-        self.filters = Filters([self.third])
+        super().__init__(modules, [self.first, self.second], [self.third])
         self.floats = [
             layer.out_size[0] * layer.out_size[1] * layer.out_channels for layer in (self.first, self.second)
         ]
         self.out_features = self.third.out_size[0] * self.third.out_size[1] * self.third.out_channels
 
-    def prepare(self) -> list[Tensor]:
-        first, second, third = (module.weight for module in self.modules)
-        return [self.first.filter(first), self.second.filter(second), self.filters.forward([third])]
-
     def prepare_backward(self) -> list[Tensor]:
-        _, second, third = (module.weight for module in self.modules)
-        return [self.filters.backward([third]), *self.second.gradient_filters(second)]
+        return [*super().prepare_backward(), *self.second.gradient_filters(self.modules[1].weight)]
 
     def activations(self, images: int) -> list[Tensor]:
         return [torch.empty(images, floats) for floats in self.floats]
@@ -341,25 +340,10 @@ class NatureNetwork:
         self.second.input_gradient(second, filters[1:], first, count, mask=one)
         self.first.weight_gradient(x, first, sums.direct[0].data_ptr(), bias_sums[0], count)
 
-    def sums(self) -> Sums:
-        return Sums(self.filters.columns, [self.first, self.second], _bias_count(self.modules))
-
-    def gradients(self, sums: Sums) -> list[Tensor]:
-        weights = [
-            self.first.gradient(sums.direct[0]),
-            self.second.gradient(sums.direct[1]),
-            *self.filters.gradients(sums.filters),
-        ]
-        return _with_biases(weights, self.modules, sums)
-
 
 def _bias(module: nn.Conv2d) -> int:
     assert module.bias is not None
     return module.bias.data_ptr()
-
-
-def _bias_count(modules: Sequence[nn.Conv2d]) -> int:
-    return sum(module.out_channels for module in modules)
 
 
 def _bias_addresses(modules: Sequence[nn.Conv2d], biases: Tensor) -> list[int]:
@@ -369,9 +353,3 @@ def _bias_addresses(modules: Sequence[nn.Conv2d], biases: Tensor) -> list[int]:
         addresses.append(at)
         at += 4 * module.out_channels
     return addresses
-
-
-def _with_biases(weights: list[Tensor], modules: Sequence[nn.Conv2d], sums: Sums) -> list[Tensor]:
-    """Return weight, bias, weight, bias, ... of all modules."""
-    biases = torch.split(sums.biases, [module.out_channels for module in modules])
-    return [gradient for pair in zip(weights, biases, strict=True) for gradient in pair]
