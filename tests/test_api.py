@@ -167,7 +167,13 @@ def test_a_policy_takes_one_observation_or_many(run: rlcb.Run) -> None:
 def test_runs_are_compared(run: rlcb.Run, tmp_path: Path) -> None:
     other = train(tmp_path / "other", "a2c")
     found = rlcb.compare([run, other.folder])
-    assert any("timesteps per second" in str(each) or "FPS" in str(each) for each in found)
+    assert [each.place.split(" (")[0] for each in found] == [
+        "CartPole-v1, training at equal wall clock",
+        "CartPole-v1, training at equal timesteps",
+        "CartPole-v1, speed",
+    ]
+    equal = "PPO sequential (21.50, n=1) and A2C sequential (21.50, n=1) have the same mean return"
+    assert equal in str(found[1])
     with pytest.raises(rlcb.UsageError):
         rlcb.compare([tmp_path / "nothing"])
 
