@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from rlcb.cli.benchmark import main
+from rlcb.errors import UsageError
 from rlcb.paths import PROJECT
-from rlcb.study.slurm import array_ranges, time_limit_minutes
+from rlcb.study.folder import open_study
+from rlcb.study.slurm import array_ranges, step_command, time_limit_minutes
 from tests.study.test_study import evaluation, put, record_for, study
 
 SCRIPT = PROJECT / "cluster" / "slurm_array.sbatch"
@@ -156,3 +158,82 @@ def test_a_run_number_outside_the_study_is_rejected(
     capsys.readouterr()
     assert main(["--output-dir", root, "--cell", run]) == 2
     assert said in capsys.readouterr().err
+
+
+NODES = (*STUDY, "--modes", "distributed", "--nodes", "1", "2", "--seeds", "7")
+
+
+def test_runs_on_more_nodes_have_a_job_array_of_their_own(
+    tmp_path: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "s"
+    assert main([*NODES, "--output-dir", str(root), "--launcher", "slurm"]) == 0
+    one, two, after = calls_in(sbatch)
+    assert "--array=1,3" in one and "--nodes=1" not in one
+    assert {"--array=2,4", "--nodes=2", "--ntasks=2"} <= {*two}
+    assert "--dependency=afterany:71:72" in after
+    printed = capsys.readouterr().out
+    assert "ppo_distributed_2nodes_coinrun_seed7" in (root / "study.yaml").read_text()
+    assert "Job array 72: 2 runs on 2 nodes each" in printed
+    assert "as many environments on any number (strong scaling)" in " ".join(printed.split())
+
+
+def test_a_run_on_several_nodes_starts_with_srun_within_a_job_of_as_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SLURM_JOB_NUM_NODES", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    assert step_command(None) == step_command(1) == []
+    with pytest.raises(UsageError, match="--launcher slurm"):
+        step_command(2)
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "8")
+    assert step_command(None) == []
+    assert {"srun", "--nodes=2", "--ntasks=2", "--cpus-per-task=8"} <= {*step_command(2)}
+    with pytest.raises(UsageError, match="needs 4 nodes, and this SLURM job has 2"):
+        step_command(4)
+
+
+def test_one_machine_refuses_runs_on_several_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*NODES, "--output-dir", str(tmp_path / "s")]) == 2
+    assert "--nodes 2: this machine is one node" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--modes", "distributed"), "needs the numbers of machines"),
+        (("--modes", "parallel", "--nodes", "2"), "nodes: only distributed runs have it"),
+        (("--modes", "parallel", "--scaling", "weak"), "scaling: only distributed runs have it"),
+        (("--modes", "distributed", "--nodes", "0"), "nodes"),
+        (("--modes", "distributed", "--nodes", "2", "2"), "nodes"),
+        (("--modes", "distributed", "--nodes", "2", "--set", "cluster.num_nodes=4"), "use --nodes"),
+        (
+            ("--modes", "distributed", "--nodes", "2", "--until-decided", "--max-hours", "9"),
+            "runs on one machine",
+        ),
+    ],
+)
+def test_contradictory_nodes_are_refused(
+    flags: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*STUDY, *flags, "--output-dir", str(tmp_path / "s"), "--dry-run"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_weak_scaling_multiplies_environments_and_minibatches(tmp_path: Path) -> None:
+    sizes = {}
+    for scaling in ("strong", "weak"):
+        settings = {"env.num_envs": 12, "ppo:training.batch_size": 256}
+        given = {"algorithms": ["ppo", "a2c"], "modes": ["distributed"], "nodes": [1, 3], "set": settings}
+        folder = open_study(tmp_path / scaling, {**given, "scaling": scaling})
+        configs = [folder.configs[run.name] for run in folder.study.runs]
+        sizes[scaling] = [(c.cluster.num_nodes, c.env.num_envs, c.training.batch_size) for c in configs]
+        flags = folder.training_flags(folder.study.runs[1], folder.state(folder.study.runs[1]))
+        assert "--set=cluster.num_nodes=3" in flags
+        assert ("--set=training.batch_size=768" in flags) == (scaling == "weak")
+    assert sizes["strong"] == [(1, 12, 256), (3, 12, 256), (1, 12, None), (3, 12, None)]
+    assert sizes["weak"] == [(1, 12, 256), (3, 36, 768), (1, 12, None), (3, 36, None)]

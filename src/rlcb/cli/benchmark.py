@@ -10,6 +10,7 @@ from typing import Any
 
 from rlcb.cli.command import Parser, count, exit_code
 from rlcb.cli.flags import add_matrix_choice
+from rlcb.config.algorithms import MODES
 from rlcb.config.yaml_file import found_config, parse_assignments, parse_settings
 from rlcb.cpu import usable_cores
 from rlcb.errors import EXIT_FAILED, Interrupted, UsageError
@@ -56,6 +57,11 @@ examples:
     run_benchmark.py --output-dir benchmarks/my_study \\
         --seeds 42 43 44 45 46 --extend
 
+  Strong scaling over 1, 2 and 4 machines of a SLURM cluster:
+    run_benchmark.py --algorithms ppo --modes distributed --nodes 1 2 4 \\
+        --envs starpilot --seeds 1 2 3 --duration 0.5 --launcher slurm \\
+        --output-dir benchmarks/scaling
+
   A smaller network in all runs; more epochs for PPO; your own file:
     ... --set model.architecture=nature --set ppo:training.n_epochs=6
     ... --config ppo_parallel=my.yaml
@@ -89,7 +95,15 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--output-dir", type=Path, metavar="DIR", help="folder of the study (default: new in benchmarks/)")
     add("--study", type=Path, metavar="FILE", help="YAML file with the settings; flags override it")
-    add_matrix_choice(group, "required for a new study", "both; A3C has no sequential mode")
+    modes = "sequential and parallel; A3C has only a parallel mode"
+    add_matrix_choice(group, "required for a new study", modes, among=MODES)
+    add("--nodes", nargs="+", type=count, metavar="N", help="numbers of machines of the distributed runs")
+    add(
+        "--scaling",
+        choices=("strong", "weak"),
+        help="strong (default): as many environments and samples in a minibatch on any number of machines; "
+        "weak: both multiplied by the number",
+    )
     add("--envs", nargs="+", metavar="ID", help="Procgen games or Gymnasium ids (default: coinrun)")
     add("--seeds", nargs="+", type=count, metavar="N", help="training seeds (default: 42)")
     budget = group.add_mutually_exclusive_group()
@@ -136,8 +150,8 @@ def _add_run_flags(group: argparse._ArgumentGroup) -> None:
         "--num-workers",
         type=count,
         metavar="N",
-        help="processes of each parallel run: workers (default: one per core), or actors for IMPALA "
-        "(default: measured)",
+        help="processes of each parallel run, and of each node of a distributed run: workers (default: one "
+        "per core), or actors for IMPALA (default: measured)",
     )
     add(
         "--config",
@@ -221,6 +235,7 @@ def run_study(arguments: argparse.Namespace) -> int:
     print_study_plan(folder, states, arguments.retry_failed)
     if arguments.dry_run:
         return 0
+    refuse_several_nodes(folder.study)
     with StopSignal(forwards=True) as stop:
         lock = machine_lock()
         lock.acquire(root)
@@ -239,6 +254,13 @@ def run_study(arguments: argparse.Namespace) -> int:
             progress.close()
             lock.release()
     return conclude(runner.folder, outcomes)
+
+
+def refuse_several_nodes(study: Study) -> None:
+    """Raise UsageError if a run needs more machines than this one."""
+    most = max(study.nodes or [1])
+    if most > 1:
+        raise UsageError(f"--nodes {most}: this machine is one node; use --launcher slurm")
 
 
 def chosen_settings(root: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -320,8 +342,9 @@ def launch(folder: StudyFolder, states: dict[str, RunState], arguments: argparse
     if not todo:
         return 0 if all(state.done for state in states.values()) else EXIT_FAILED
     if arguments.dry_run:
-        array = slurm.array_command(folder, todo, states, *options)
-        slurm.print_commands([array, slurm.compare_command(folder, "JOB", arguments.slurm_option)])
+        commands = [slurm.array_command(folder, runs, states, *options) for runs in slurm.arrays(todo)]
+        jobs = ["JOB"] if len(commands) == 1 else [f"JOB{n}" for n, _ in enumerate(commands, 1)]
+        slurm.print_commands([*commands, slurm.compare_command(folder, jobs, arguments.slurm_option)])
         return 0
     folder.write()
     return slurm.submit_study(folder, todo, states, *options)

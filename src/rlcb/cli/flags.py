@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -70,12 +70,18 @@ FLAGS = (
 
 
 def add_matrix_choice(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, algorithms: str, modes: str
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    algorithms: str,
+    modes: str,
+    among: Sequence[str] = ONE_MACHINE,
 ) -> None:
-    """Add `--algorithms` and `--modes`, which take several names; the texts say what is the default."""
+    """Add `--algorithms` and `--modes`, which take several names; the texts say what is the default.
+
+    `among` are the modes that may be chosen.
+    """
     for flag, names, default in (
         ("--algorithms", tuple(ALGORITHMS), algorithms),
-        ("--modes", ONE_MACHINE, modes),
+        ("--modes", tuple(among), modes),
     ):
         text = f"{' '.join(names)} (default: {default})"
         parser.add_argument(flag, nargs="+", type=str.lower, choices=names, metavar="NAME", help=text)

@@ -27,9 +27,11 @@ APART = (
     "cluster.master_port",
     "cluster.network_interface",
 )
+NODES = "cluster.num_nodes"
 MAX_NAMED = 3  # largest number of settings in a label
 # The text of a setting in a label; other settings show the last part of their key.
 PHRASES = {
+    NODES: "{} nodes",
     "env.num_envs": "{} envs",
     "env.num_levels": "{} levels",
     "env.distribution_mode": "{}",
@@ -37,7 +39,6 @@ PHRASES = {
     "parallel.num_workers": "{} workers",
     "impala.num_actors": "{} actors",
     "impala.num_learners": "{} learners",
-    "cluster.num_nodes": "{} nodes",
     "cluster.num_workers": "{} workers a node",
     "training.duration_hours": "{} h",
     "training.total_timesteps": "{} timesteps",
@@ -202,6 +203,7 @@ def with_lost(groups: Sequence[Group], lost: Sequence[LostRun]) -> tuple[list[Gr
         index = _group_of(run, groups)
         if index is None:
             label = f"{algorithm_name(run.algorithm)} {run.mode}"
+            label += f", {_phrase(NODES, run.nodes)}" if run.nodes is not None else ""
             if any(group.label == label for group in groups if group.env == run.env):
                 label += ", other settings"
             whole.setdefault((label, run.env), {})[run.seed] = run
@@ -214,7 +216,10 @@ def with_lost(groups: Sequence[Group], lost: Sequence[LostRun]) -> tuple[list[Gr
 def _group_of(run: LostRun, groups: Sequence[Group]) -> int | None:
     """Return the index of the group that a lost run belongs to; None if there is none."""
     alike = [
-        i for i, g in enumerate(groups) if (g.algorithm, g.mode, g.env) == (run.algorithm, run.mode, run.env)
+        i
+        for i, g in enumerate(groups)
+        if (g.algorithm, g.mode, g.env) == (run.algorithm, run.mode, run.env)
+        and run.nodes in (None, g.runs[0].setting(NODES))
     ]
     beside = [
         i for i in alike if any(r.path.resolve().parent == run.path.resolve().parent for r in groups[i].runs)
@@ -274,6 +279,8 @@ def _implied(key: str, differing: Sequence[str], variants: Sequence[Mapping[str,
 
 
 def _phrase(key: str, value: Any) -> str:
+    if key == NODES and value == 1:
+        return "1 node"
     text = f"{value:g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
     if value is None:
         return f"no {key.split('.')[-1]}"

@@ -24,6 +24,8 @@ class LostRun(NamedTuple):
     env: str | None = None
     seed: int | None = None
     config: Mapping[str, Any] | None = None
+    nodes: int | None = None
+    """The number of nodes of a distributed run."""
 
     @property
     def state(self) -> str:
@@ -57,4 +59,12 @@ def identify(path: Path, reason: str) -> LostRun:
     }
     texts = {key: value if isinstance(value, str) else None for key, value in names.items()}
     seed = record.get("seed", section("training").get("seed"))
-    return LostRun(path, reason, **texts, seed=seed if type(seed) is int else None, config=config)
+    nodes = section("cluster").get("num_nodes") if texts["mode"] == "distributed" else None
+    return LostRun(
+        path,
+        reason,
+        **texts,
+        seed=seed if type(seed) is int else None,
+        config=config,
+        nodes=nodes if type(nodes) is int else None,
+    )

@@ -26,6 +26,7 @@ from rlcb.comparison.methods import methods
 from rlcb.comparison.metrics import TIME_AXES
 from rlcb.comparison.reference import Reference, published_words, reference_table, references
 from rlcb.comparison.runs import Run
+from rlcb.comparison.scaling import scaling_tables
 from rlcb.comparison.tables import (
     Table,
     across_table,
@@ -76,7 +77,9 @@ def page(comparison: Comparison, panels: dict[str, list[Panel]]) -> str:
     scores, tests = across_table(comparison), _tests(comparison)
     differing, equal = settings_rows(comparison)
     sections = [game["title"] for game in games]
+    scaling = scaling_tables(comparison)
     sections += ["Normalised scores"] if scores else []
+    sections += ["Scaling over nodes"] if scaling else []
     sections += ["Published PPO"] if published else []
     sections += ["Tests", "Hardware and settings", "Runs", "Methods"]
     data = {"labels": comparison.labels, "seeds": common_seeds(comparison.results), "panels": charts}
@@ -95,6 +98,7 @@ def page(comparison: Comparison, panels: dict[str, list[Panel]]) -> str:
             fairness=comparison.fairness,
             sections=sections,
             games=games,
+            scaling=scaling,
             scores=scores,
             score_charts=score_charts,
             published=[(game, reference_table(each)) for game, each in published.items()],

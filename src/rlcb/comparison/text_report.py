@@ -17,6 +17,7 @@ from rlcb.comparison.findings import headline
 from rlcb.comparison.format import listed
 from rlcb.comparison.methods import methods
 from rlcb.comparison.reference import reference_table, references
+from rlcb.comparison.scaling import scaling_tables
 from rlcb.comparison.tables import (
     Table,
     across_table,
@@ -43,6 +44,7 @@ def main_tables(comparison: Comparison) -> list[Table]:
     tables = [results_table(game) for game in comparison.games]
     across = across_table(comparison)
     tables += [across] if across is not None else []
+    tables += scaling_tables(comparison)
     return [*tables, *map(reference_table, references(comparison))]
 
 
@@ -66,7 +68,7 @@ def unfairness(comparison: Comparison) -> list[str]:
 
 def terminal(comparison: Comparison, full: bool = False) -> str:
     """Return the text for 80 columns: answer, findings, warnings, short tables; with `full`, everything."""
-    tables = [overview_table(game) for game in comparison.games]
+    tables = [*map(overview_table, comparison.games), *scaling_tables(comparison)]
     if full:
         tables = [*main_tables(comparison), *further_tables(comparison)]
     lines = [*_summary(comparison), *_laid_out(tables, WIDTH)]

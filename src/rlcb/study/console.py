@@ -26,6 +26,10 @@ from rlcb.text import COLUMNS, WIDTH, clock, counted, print_rows
 LINE_INTERVAL_SECONDS = 60.0
 PLAN_ROWS = 40
 MORE_ROUNDS = 10
+SCALING = {
+    "strong": "the whole run has as many environments on any number (strong scaling)",
+    "weak": "each node has as many environments (weak scaling)",
+}
 PICTURE = "comparison.png"
 """The picture of a study's comparison, in its folder."""
 LEARNING = ("env.", "model.", "training.")  # sections that should be equal in both modes of an algorithm
@@ -60,14 +64,15 @@ def print_study_plan(folder: StudyFolder, states: Mapping[str, RunState], retry_
         print_rows({"note": note}, indent=14)
     print()
     width = max(len("environment"), *(len(run.game) for run in runs))
-    print(f"{'run':>4}  {'algorithm':<9}  {'mode':<10}  {'environment':<{width}}  {'seed':>6}  state")
+    modes = max(10, *(len(run.where) for run in runs))
+    print(f"{'run':>4}  {'algorithm':<9}  {'mode':<{modes}}  {'environment':<{width}}  {'seed':>6}  state")
     for run in runs[:PLAN_ROWS]:
         state = states[run.name].text
         note = " (or run by another process)" if state == "unfinished" else ""
         if state == "failed" and not retry_failed:
             note = " (--retry-failed retries it)"
         print(
-            f"{run.number:>4}  {run.algorithm.upper():<9}  {run.mode:<10}  {run.game:<{width}}  "
+            f"{run.number:>4}  {run.algorithm.upper():<9}  {run.where:<{modes}}  {run.game:<{width}}  "
             f"{run.seed:>6}  {state}{note}"
         )
     if len(runs) > PLAN_ROWS:
@@ -109,6 +114,8 @@ def _facts(folder: StudyFolder, estimate: TimeEstimate) -> dict[str, str | Path]
             if study.order == "by-seed"
             else "all seeds of a configuration in a row"
         )
+    if study.nodes is not None:
+        facts["nodes"] = f"{' '.join(map(str, study.nodes))}, {SCALING[study.scaling or 'strong']}"
     if study.left_out:
         facts["left out"] = "; ".join(study.left_out)
     if study.until_decided:
@@ -144,13 +151,15 @@ def _notes(folder: StudyFolder) -> list[str]:
 def _configs(folder: StudyFolder) -> dict[tuple[str, str], Config]:
     """Return the configuration of the first run of each (algorithm, mode)."""
     runs = {(run.algorithm, run.mode): run for run in reversed(folder.study.runs)}
-    return {pair: folder.configs[runs[pair].name] for pair in folder.study.configurations}
+    return {pair: folder.configs[run.name] for pair, run in runs.items()}
 
 
 def _oversubscription_notes(folder: StudyFolder) -> list[str]:
     """Return a warning if parallel runs start more processes than there are cores."""
     cores = usable_cores()
-    processes = {pair: config.num_processes for pair, config in _configs(folder).items()}
+    processes = {
+        pair: config.num_processes for pair, config in _configs(folder).items() if pair[1] in ONE_MACHINE
+    }
     affected = [algorithm.upper() for (algorithm, mode), number in processes.items() if number > cores]
     if not affected:
         return []

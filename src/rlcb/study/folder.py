@@ -16,14 +16,14 @@ from rlcb.config.yaml_file import parse_yaml, read_config_file
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_atomically
 from rlcb.processes.subprocesses import failure_reason
-from rlcb.study.settings import check_study, configuration_settings
+from rlcb.study.settings import check_study, configuration_settings, settings_of_nodes
 from rlcb.study.state import TRAINING_LOG, RunState, read_state
 from rlcb.study.study import PlannedRun, Study, build_study, training_flags
 from rlcb.training.run_folder import STUDY_CONFIGS, STUDY_FILE, STUDY_LOG_FILE
 
 # Settings that may change when a study is resumed, because they do not affect the training of its runs.
 CHANGEABLE = ("cooldown", "evaluate_episodes", "until_decided", "max_hours")
-MATRIX = ("algorithms", "modes", "envs", "seeds")
+MATRIX = ("algorithms", "modes", "nodes", "envs", "seeds")
 Settings = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -51,7 +51,8 @@ class StudyFolder:
         if state.resumable:
             return ["--resume", "--output-dir", str(self.run_folder(run))]
         config = config_path(self.root, run.algorithm, run.mode)
-        return training_flags(self.study, run, config, self.run_folder(run))
+        settings = settings_of_nodes(self.study, run, self.settings[run.algorithm, run.mode])
+        return training_flags(self.study, run, config, self.run_folder(run), settings)
 
     def write(self) -> None:
         """Write study.yaml and the configurations. Raises UsageError if the folder cannot be written."""
@@ -134,7 +135,8 @@ def missing_runs(root: Path, found: Collection[Path]) -> list[LostRun]:
             log = folder / TRAINING_LOG
             failure = f"the run ended before it wrote its configuration: {failure_reason(log)}"
             reason = failure if log.exists() else "the run has not started"
-            missing.append(LostRun(folder, reason, run.algorithm, run.mode, run.env, run.seed))
+            facts = (run.algorithm, run.mode, run.env, run.seed)
+            missing.append(LostRun(folder, reason, *facts, nodes=run.nodes))
     return missing
 
 
@@ -191,7 +193,7 @@ def _require_same_study(root: Path, before: Study, now: Study, extend: bool) -> 
         old, new = getattr(before, key), getattr(now, key)
         if old == new or key in CHANGEABLE:
             continue
-        added = key in MATRIX and all(value in new for value in old)
+        added = key in MATRIX and new is not None and all(value in new for value in old or ())
         (grown if added else changed).append(f"{key} = {_short(old)} there, {_short(new)} now")
     if changed or (grown and not extend):
         hint = "--extend adds runs to it" if not changed else "give another --output-dir"

@@ -16,6 +16,7 @@ from rlcb.processes.machine_load import busy_warning, measure_load
 from rlcb.processes.machine_lock import Lock
 from rlcb.processes.signals import StopSignal
 from rlcb.processes.subprocesses import describe_exit, failure_reason, run_logged
+from rlcb.study import slurm
 from rlcb.study.console import Outcome, StudyProgress, evaluation_text, result_text
 from rlcb.study.folder import StudyFolder
 from rlcb.study.state import (
@@ -119,6 +120,7 @@ class Runner:
             self._print_detail(warning)
         choice = ("--algorithm", run.algorithm, "--mode", run.mode)
         command = rlcb_command("train", *choice, *self.folder.training_flags(run, state))
+        command = [*slurm.step_command(run.nodes), *command]
         facts = {"run": run.name, "number": run.number}
         self.folder.log("start", **facts, resumed=state.resumable, load=load, command=shlex.join(command))
         code = self._call(run, command, place / TRAINING_LOG, lock, "training")

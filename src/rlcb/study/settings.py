@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
+from rlcb.config.algorithms import ALGORITHMS, MODES
 from rlcb.config.config import Config
 from rlcb.config.games import check_environment
 from rlcb.config.yaml_file import (
@@ -19,7 +19,7 @@ from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
 from rlcb.study.study import PlannedRun, Study
 
-RESERVED = {**DECIDED_BY_FLAGS, "mode": "--modes"}
+RESERVED = {**DECIDED_BY_FLAGS, "mode": "--modes", "cluster.num_nodes": "--nodes"}
 
 
 def scope_matches(scope: str, algorithm: str, mode: str) -> bool:
@@ -36,7 +36,7 @@ def check_scopes(study: Study) -> None:
             raise UsageError(f"--set {key}: the study sets {name} for each run; use {RESERVED[name]}")
         scopes.append(("--set", scope, key))
     for flag, scope, text in scopes:
-        if flag == "--config" and (not scope or scope in ONE_MACHINE):
+        if flag == "--config" and (not scope or scope in MODES):
             raise UsageError(f"--config {text}: expected ALGORITHM=FILE or ALGORITHM_MODE=FILE")
         if not any(scope_matches(scope, *pair) for pair in study.configurations):
             raise UsageError(
@@ -64,9 +64,10 @@ def configuration_settings(study: Study, algorithm: str, mode: str) -> dict[str,
             raise UsageError(f"{path}: all runs would share {key}; leave it out, each run has its own folder")
     if study.num_envs is not None:
         set_value(data, "env.num_envs", study.num_envs, "--num-envs")
-    if mode == "parallel" and (study.num_workers is not None or named is None):
+    if mode != "sequential" and (study.num_workers is not None or named is None):
         # Without --num-workers and without a given file this sets None: the number follows the cores.
-        key = "impala.num_actors" if algorithm == "impala" else "parallel.num_workers"
+        section = "parallel" if mode == "parallel" else "cluster"
+        key = "impala.num_actors" if algorithm == "impala" else f"{section}.num_workers"
         set_value(data, key, study.num_workers, "--num-workers")
     for key in sorted(study.set, key=lambda key: _scope_rank(split_key(key)[0])):
         scope, name = split_key(key)
@@ -80,11 +81,27 @@ def _scope_rank(scope: str) -> int:
     return 0 if not scope else 2 if "_" in scope else 1
 
 
+def settings_of_nodes(study: Study, run: PlannedRun, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run, by dotted key, that its number of nodes decides; none for one machine.
+
+    `settings` are those that all runs of its algorithm and mode share. Raises UsageError.
+    """
+    if run.nodes is None:
+        return {}
+    values = {"cluster.num_nodes": run.nodes}
+    if study.scaling == "weak":
+        config = build_config(settings, f"{run.algorithm} {run.mode}")
+        values["env.num_envs"] = config.env.num_envs * run.nodes
+        if config.training.batch_size is not None:
+            values["training.batch_size"] = config.training.batch_size * run.nodes
+    return values
+
+
 def planned_run_config(study: Study, run: PlannedRun, settings: dict[str, Any]) -> Config:
     """Return the validated configuration of a run. Raises UsageError if it is invalid."""
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in settings.items()}
-    source = f"{run.algorithm} {run.mode}"
-    values = {
+    source = f"{run.algorithm} {run.where}"
+    values = settings_of_nodes(study, run, settings) | {
         "env.id": run.env,
         "training.seed": run.seed,
         "training.duration_hours": study.duration,

@@ -1,4 +1,7 @@
-"""Submit a study to SLURM: a job array with one task per run, then a job that compares the runs."""
+"""Submit a study to SLURM: job arrays with one task per run, then a job that compares the runs.
+
+All runs of a job array take as many nodes, so each number of nodes has an array of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from rlcb.paths import PROJECT, rlcb_command
 from rlcb.study.folder import StudyFolder
 from rlcb.study.state import RunState, TimeEstimate
 from rlcb.study.study import PlannedRun
+from rlcb.text import counted
 
 SCRIPT = PROJECT / "cluster" / "slurm_array.sbatch"
 TIME_FACTOR, EXTRA_SECONDS = 1.25, 600  # margin of the time limit, because other nodes may be slower
@@ -49,13 +53,17 @@ def array_command(
     options: Sequence[str],
     retry_failed: bool,
 ) -> list[str]:
-    """Return the sbatch command of the job array. While the time is unknown it sets no time limit, so the
-    partition's default applies."""
+    """Return the sbatch command of the job array for runs with equal numbers of nodes.
+
+    While the time is unknown it sets no time limit, so the partition's default applies.
+    """
     root, estimate = folder.root.absolute(), TimeEstimate(folder.study, states)
     seconds = [estimate.remaining(run, states[run.name]) for run in todo]
     known = [each for each in seconds if each is not None]
     command = ["sbatch", "--parsable", f"--array={array_ranges([run.number for run in todo])}"]
     command += [f"--job-name=study-{root.name}", f"--chdir={PROJECT}"]
+    nodes = todo[0].nodes or 1
+    command += [f"--nodes={nodes}", f"--ntasks={nodes}"] if nodes > 1 else []
     command.append(f"--output={root / 'slurm'}/%A_%a.out")
     if len(known) == len(seconds):
         command.append(f"--time={time_limit_minutes(max(known))}")
@@ -63,12 +71,37 @@ def array_command(
     return [*command, "--retry-failed"] if retry_failed else command
 
 
-def compare_command(folder: StudyFolder, array_job: str, options: Sequence[str]) -> list[str]:
+def arrays(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
+    """Return the runs of each job array: those with equal numbers of nodes, smaller numbers first."""
+    numbers = sorted({run.nodes or 1 for run in todo})
+    return [[run for run in todo if (run.nodes or 1) == number] for number in numbers]
+
+
+def step_command(nodes: int | None) -> list[str]:
+    """Return the words before the training command that start it on each of the job's nodes; none for a run
+    on one machine (`nodes` None) and outside a job for one node.
+
+    Raises UsageError if this is no job of `nodes` nodes.
+    """
+    allocated = os.environ.get("SLURM_JOB_NUM_NODES")
+    if nodes is None or (nodes == 1 and allocated is None):
+        return []
+    if allocated is None:
+        raise UsageError(f"a run on {nodes} nodes is a SLURM job: use --launcher slurm")
+    if int(allocated) != nodes:
+        raise UsageError(f"the run needs {nodes} nodes, and this SLURM job has {allocated}")
+    # SLURM gives a step's task one core unless it is told more.
+    cores = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE", "1")
+    each = ["--ntasks-per-node=1", f"--cpus-per-task={cores}"]
+    return ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", *each, "--kill-on-bad-exit=0"]
+
+
+def compare_command(folder: StudyFolder, array_jobs: Sequence[str], options: Sequence[str]) -> list[str]:
     """Return the sbatch command of the job that compares the runs after all tasks have ended or failed."""
     root = folder.root.absolute()
     work = rlcb_command("benchmark", "--output-dir", root, "--compare-only")
     return [
-        *("sbatch", "--parsable", f"--dependency=afterany:{array_job}"),
+        *("sbatch", "--parsable", f"--dependency=afterany:{':'.join(array_jobs)}"),
         *(f"--job-name=compare-{root.name}", f"--chdir={PROJECT}", f"--output={root / 'slurm'}/%j.out"),
         *("--ntasks=1", f"--time={COMPARE_MINUTES}", *sbatch_options(options)),
         f"--wrap={shlex.join(work)}",
@@ -119,11 +152,14 @@ def submit_study(
     retry_failed: bool,
 ) -> int:
     """Submit the runs in `todo` and the comparison after them; return the exit code."""
-    job = submit(folder, array_command(folder, todo, states, options, retry_failed))
-    print(f"Job array {job}: {len(todo)} runs, logs in {folder.root / 'slurm'}")
-    after = submit(folder, compare_command(folder, job, options))
+    jobs = []
+    for runs in arrays(todo):
+        jobs.append(submit(folder, array_command(folder, runs, states, options, retry_failed)))
+        nodes = f" on {counted(runs[0].nodes, 'node')} each" if runs[0].nodes else ""
+        print(f"Job array {jobs[-1]}: {counted(len(runs), 'run')}{nodes}, logs in {folder.root / 'slurm'}")
+    after = submit(folder, compare_command(folder, jobs, options))
     print(f"Job {after} compares the runs at the end: {folder.root / 'comparison.html'}")
-    print(f"To see the progress: squeue --job {job},{after}")
+    print(f"To see the progress: squeue --job {','.join([*jobs, after])}")
     print(f"                     python run_benchmark.py --output-dir {folder.root} --dry-run")
     sys.stdout.flush()
     return 0

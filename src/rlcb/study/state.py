@@ -149,7 +149,7 @@ class TimeEstimate:
         """
         if self.study.duration is not None:
             return self.study.duration * 3600
-        for same in (("algorithm", "mode", "env"), ("algorithm", "mode"), ()):
+        for same in (("algorithm", "where", "env"), ("algorithm", "where"), ("algorithm", "mode"), ()):
             speeds = [
                 speed
                 for other, speed in self.speeds

@@ -1,7 +1,8 @@
 """The settings of a study, its planned runs in order, and the training flags of each run.
 
-A study is the matrix algorithms x modes x environments x seeds with one budget for every run. The state of a
-run is read from the run's own folder (study/state.py); the study does not store it.
+A study is the matrix algorithms x modes x environments x seeds with one budget for every run. The distributed
+mode also has numbers of nodes. The state of a run is read from the run's own folder (study/state.py); the
+study does not store it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName
+from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName, Mode
 from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.games import canonical_id, procgen_game
 from rlcb.config.settings import Coefficient, Count, NonNegative, Once, PositiveFloat, Section
 from rlcb.config.yaml_file import describe_validation_error
 from rlcb.errors import UsageError
+from rlcb.text import counted
 
 
 def _lower(text: Any) -> Any:
@@ -40,6 +42,8 @@ class PlannedRun:
     mode: str
     env: str
     seed: int
+    nodes: int | None = None
+    """The number of machines of a distributed run; None for a run in another mode."""
 
     @property
     def game(self) -> str:
@@ -50,7 +54,8 @@ class PlannedRun:
     def name(self) -> str:
         """The name of the run's folder."""
         game = re.sub(r"[^\w.-]", "-", self.game)
-        return f"{self.algorithm}_{self.mode}_{game}_seed{self.seed}"
+        nodes = "" if self.nodes is None else f"_{self.nodes}nodes"
+        return f"{self.algorithm}_{self.mode}{nodes}_{game}_seed{self.seed}"
 
     @property
     def group(self) -> str:
@@ -58,22 +63,30 @@ class PlannedRun:
         return self.name.removesuffix(f"_seed{self.seed}")
 
     @property
+    def where(self) -> str:
+        """The mode, and the number of nodes of a distributed run."""
+        return self.mode if self.nodes is None else f"{self.mode}, {counted(self.nodes, 'node')}"
+
+    @property
     def label(self) -> str:
         """The name of the run's group as comparisons show it, such as `PPO parallel`."""
-        return f"{ALGORITHMS[self.algorithm].label} {self.mode}"
+        return f"{ALGORITHMS[self.algorithm].label} {self.where}"
 
     @property
     def title(self) -> str:
-        return f"{self.algorithm.upper()} {self.mode}, {self.game}, seed {self.seed}"
+        return f"{self.algorithm.upper()} {self.where}, {self.game}, seed {self.seed}"
 
 
 class Study(Section):
     """The settings of a study. In study.yaml and in files for --study each key has the name of its flag."""
 
     algorithms: Annotated[list[AlgorithmName], NotEmpty, Once]
-    modes: Annotated[list[Literal["sequential", "parallel"]], NotEmpty, Once] = Field(
-        default=["sequential", "parallel"]
-    )
+    modes: Annotated[list[Mode], NotEmpty, Once] = Field(default=["sequential", "parallel"])
+    nodes: Annotated[list[Annotated[Count, Field(le=10_000)]], NotEmpty, Once] | None = None
+    """Numbers of machines of the distributed runs; None without a distributed mode."""
+    scaling: Literal["strong", "weak"] | None = None
+    """How distributed runs grow with their nodes. strong (None means this): the whole run has as many
+    environments and samples in a minibatch. weak: both are multiplied by the number of nodes."""
     envs: Annotated[list[Annotated[str, AfterValidator(canonical_id)]], NotEmpty, Once] = Field(
         default=["procgen-coinrun-v0"]
     )
@@ -121,13 +134,23 @@ class Study(Section):
     @model_validator(mode="after")
     def _check(self) -> Study:
         require_one_budget(self.duration, self.total_timesteps)
+        self._check_nodes()
         self._check_rounds()
         if not self.runs:
-            raise ValueError("there is no run: A3C is asynchronous and has no sequential mode, so use A2C")
+            raise ValueError("there is no run: A3C is asynchronous and has only a parallel mode, so use A2C")
         names = [run.name for run in self.runs]
         if len({*names}) < len(names):
             raise ValueError(f"envs = {self.envs!r}: two environments would share their folders")
         return self
+
+    def _check_nodes(self) -> None:
+        """Raise ValueError unless the study has numbers of nodes exactly if it has a distributed mode."""
+        distributed = "distributed" in self.modes
+        if distributed and self.nodes is None:
+            raise ValueError("modes = distributed needs the numbers of machines, nodes (--nodes 1 2 4)")
+        for key in ("nodes", "scaling"):
+            if not distributed and getattr(self, key) is not None:
+                raise ValueError(f"{key}: only distributed runs have it; add modes = distributed")
 
     def _check_rounds(self) -> None:
         """Raise ValueError if seeds cannot be added in rounds to this study."""
@@ -148,16 +171,18 @@ class Study(Section):
     @cached_property
     def runs(self) -> list[PlannedRun]:
         """All runs in the order in which they are trained."""
-        keys = [
-            (seed, env, algorithm, mode)
-            for seed in self.seeds
-            for env in self.envs
+        variants = [
+            (algorithm, mode, nodes)
             for algorithm, mode in self.configurations
+            for nodes in (self.nodes or [] if mode == "distributed" else [None])
         ]
+        keys = [(seed, env, *variant) for seed in self.seeds for env in self.envs for variant in variants]
         if self.order == "by-config":
-            rank = {key: index for index, key in enumerate(self.configurations)}
+            rank = {key: index for index, key in enumerate(variants)}
             keys.sort(key=lambda key: (self.envs.index(key[1]), rank[key[2:]]))
-        planned = [PlannedRun(0, algorithm, mode, env, seed) for seed, env, algorithm, mode in keys]
+        planned = [
+            PlannedRun(0, algorithm, mode, env, seed, nodes) for seed, env, algorithm, mode, nodes in keys
+        ]
         kept = [run for run in planned if not self._is_out(run)]
         return [replace(run, number=number) for number, run in enumerate(kept, 1)]
 
@@ -182,6 +207,8 @@ class Study(Section):
 
 def why_no_rounds(study: Study) -> str:
     """Return why seeds cannot be added to a study in rounds; empty if they can."""
+    if "distributed" in study.modes:
+        return "runs on one machine; leave out modes = distributed"
     if study.order != "by-seed":
         return "adds seeds in rounds; leave out order = 'by-config'"
     if not study.evaluate_episodes:
@@ -204,12 +231,16 @@ def build_study(data: Mapping[str, Any], source: str) -> Study:
         raise UsageError(f"{source}: {describe_validation_error(error)}") from None
 
 
-def training_flags(study: Study, run: PlannedRun, config: Path, output: Path) -> list[str]:
-    """Return the flags that start the training of a run."""
+def training_flags(
+    study: Study, run: PlannedRun, config: Path, output: Path, settings: Mapping[str, Any]
+) -> list[str]:
+    """Return the flags that start the training of a run. `settings` maps keys to values that override its
+    configuration file."""
     budget = (
         ["--duration", f"{study.duration:.9g}"]
         if study.timed
         else ["--total-timesteps", str(study.total_timesteps)]
     )
     flags = ["--config", str(config), "--env", run.env, "--seed", str(run.seed)]
+    flags += [f"--set={key}={value}" for key, value in settings.items()]
     return [*flags, *budget, "--output-dir", str(output)]
