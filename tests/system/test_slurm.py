@@ -100,3 +100,36 @@ def test_one_task_on_each_node_starts_the_actors_and_learners_of_impala(slurm: S
         *("rank 0 on rlcb-n1", "rank 1 on rlcb-n2", "actor 0 on rlcb-n1", "actor 1 on rlcb-n2"),
     ]
     cluster_runs.assert_nothing_left(folder)
+
+
+def test_a_study_over_nodes_trains_evaluates_and_compares(slurm: Slurm, tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    flags = ("--algorithms", "ppo", "--modes", "distributed", "--nodes", 1, 2, "--envs", "CartPole-v1")
+    sizes = {"env.num_envs": 8, "training.n_steps": 8, "training.batch_size": 32, "model.mlp_sizes": "[8]"}
+    settings = [f"--set={key}={value}" for key, value in sizes.items()]
+    budget = ("--seeds", 3, "--total-timesteps", 640, "--evaluate-episodes", 2, "--num-workers", 1)
+    slurm.call(
+        *(sys.executable, runs.PROJECT / "run_benchmark.py", *flags, *budget, *settings),
+        *("--output-dir", study, "--launcher", "slurm", "--slurm-option", "mem=200"),
+    )
+    slurm.wait_for_state(newest_job(slurm), ("COMPLETED", 0), timeout=180)
+    logs = "".join(path.read_text() for path in sorted(study.glob("slurm/*.out")))
+    for nodes in (1, 2):
+        folder = study / f"ppo_distributed_{nodes}nodes_CartPole-v1_seed3"
+        record = runs.record(folder)
+        assert (record["status"], record["total_timesteps"]) == ("completed", 640), logs
+        assert record["config"]["cluster"]["num_nodes"] == nodes
+        names = [f"rank {rank} on rlcb-n{rank + 1}" for rank in range(nodes)]
+        assert [worker["name"] for worker in record["workers"]][1:] == names[1:], logs
+        assert list(folder.glob("evaluation/*.json"))
+        cluster_runs.assert_nothing_left(folder)
+    report = (study / "comparison_report.txt").read_text()
+    assert "Strong scaling: PPO, CartPole-v1" in report
+    table = report.split("Strong scaling: PPO, CartPole-v1")[1]
+    assert [line.split()[:3] for line in table.splitlines()[4:6]] == [["1", "1", "8"], ["2", "2", "8"]]
+
+
+def newest_job(slurm: Slurm) -> str:
+    """The number of the job that was submitted last."""
+    numbers = slurm.call("squeue", "--noheader", "--format=%A").split()
+    return max(numbers, key=int)
