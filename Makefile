@@ -44,8 +44,8 @@ help:  ## show this list
 		for (i = 1; i <= n; i++) { if (length(line words[i]) > 78) { print line; line = sprintf("%30s", "") } \
 		line = line " " words[i] } print line }' $(MAKEFILE_LIST)
 	@echo
-	@echo "  HOURS       hours of benchmark in all (default: ten minutes on two cores)"
-	@echo "  DURATION    hours: each run of benchmark (planned), the timed targets (1.0)"
+	@echo "  HOURS       time of benchmark in all: 8h, 45m (ten minutes on two cores)"
+	@echo "  DURATION    30m, 1h30m: each run of benchmark (planned), timed targets (1h)"
 	@echo "  OUTPUT      folder of results (benchmark, training), picture (plot, compare)"
 	@echo "  ENVS        games of benchmark (starpilot), as in ENVS=\"coinrun starpilot\""
 	@echo "  SEEDS       seeds of benchmark (1 2 3), as in SEEDS=\"1 2 3 4 5\""
@@ -74,7 +74,7 @@ profile: $(READY)  ## measure this machine and get advice on its settings; two t
 
 # --- The main job -------------------------------------------------------------------------------------------
 
-benchmark: $(READY)  ## which algorithm learns most here? ten minutes on two cores, or HOURS=1 and more
+benchmark: $(READY)  ## which algorithm learns most here? ten minutes on two cores, or HOURS=1h and more
 	@out="$(OUTPUT)"; out="$${out:-benchmarks/study_$$(date +%Y%m%d_%H%M%S)_$$$$}"; \
 	plan="--hours $(HOURS)"; [ ! -e "$$out/study.yaml" ] || plan=; \
 	$(PY) run_benchmark.py $$plan $(if $(ENVS),--envs $(ENVS)) $(if $(SEEDS),--seeds $(SEEDS)) \
@@ -82,50 +82,50 @@ benchmark: $(READY)  ## which algorithm learns most here? ten minutes on two cor
 		$(if $(CONFIG),--config "$(CONFIG)") --output-dir "$$out" $(ARGS)
 
 # train_with ALGORITHM,MODE and timed_with ALGORITHM,MODE: train for the timesteps of the configuration, or for
-# DURATION hours
+# DURATION
 train_with = @$(PY) train.py --algorithm $(1) --mode $(2) $(TRAIN_FLAGS)
-timed_with = @$(PY) train.py --algorithm $(1) --mode $(2) --duration "$(or $(DURATION),1.0)" $(TRAIN_FLAGS)
+timed_with = @$(PY) train.py --algorithm $(1) --mode $(2) --duration "$(or $(DURATION),1h)" $(TRAIN_FLAGS)
 
 train: $(READY)  ## train PPO in one process for the timesteps of its configuration
 	$(call train_with,ppo,sequential)
 
-train-timed: $(READY)  ## train PPO in one process for DURATION hours
+train-timed: $(READY)  ## train PPO in one process for DURATION
 	$(call timed_with,ppo,sequential)
 
 train-parallel: $(READY)  ## train PPO in several processes
 	$(call train_with,ppo,parallel)
 
-train-parallel-timed: $(READY)  ## train PPO in several processes for DURATION hours
+train-parallel-timed: $(READY)  ## train PPO in several processes for DURATION
 	$(call timed_with,ppo,parallel)
 
 train-a2c: $(READY)  ## train A2C in one process
 	$(call train_with,a2c,sequential)
 
-train-a2c-timed: $(READY)  ## train A2C in one process for DURATION hours
+train-a2c-timed: $(READY)  ## train A2C in one process for DURATION
 	$(call timed_with,a2c,sequential)
 
 train-a2c-parallel: $(READY)  ## train A2C in several processes
 	$(call train_with,a2c,parallel)
 
-train-a2c-parallel-timed: $(READY)  ## train A2C in several processes for DURATION hours
+train-a2c-parallel-timed: $(READY)  ## train A2C in several processes for DURATION
 	$(call timed_with,a2c,parallel)
 
 train-a3c: $(READY)  ## train A3C in several asynchronous processes
 	$(call train_with,a3c,parallel)
 
-train-a3c-timed: $(READY)  ## train A3C in several processes for DURATION hours
+train-a3c-timed: $(READY)  ## train A3C in several processes for DURATION
 	$(call timed_with,a3c,parallel)
 
 train-impala: $(READY)  ## train IMPALA in one process
 	$(call train_with,impala,sequential)
 
-train-impala-timed: $(READY)  ## train IMPALA in one process for DURATION hours
+train-impala-timed: $(READY)  ## train IMPALA in one process for DURATION
 	$(call timed_with,impala,sequential)
 
 train-impala-parallel: $(READY)  ## train IMPALA with actors and learners
 	$(call train_with,impala,parallel)
 
-train-impala-parallel-timed: $(READY)  ## train IMPALA with actors and learners for DURATION hours
+train-impala-parallel-timed: $(READY)  ## train IMPALA with actors and learners for DURATION
 	$(call timed_with,impala,parallel)
 
 train-distributed: $(READY)  ## train PPO on several nodes: ARGS="--num-nodes N --node-rank I --master-addr HOST"

@@ -2,7 +2,7 @@
 
     import rlcb
 
-    run = rlcb.train("ppo", "parallel", env="coinrun", duration=0.1)
+    run = rlcb.train("ppo", "parallel", env="coinrun", duration="6m")
     policy = rlcb.load(run)
     actions = policy.predict(observations)
     for finding in rlcb.compare([run, "runs/another"]):

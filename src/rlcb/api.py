@@ -82,8 +82,8 @@ def train(
     mode: str = "parallel",
     *,
     env: str | None = None,
-    duration: float | None = None,
-    total_timesteps: int | None = None,
+    duration: float | str | None = None,
+    total_timesteps: int | str | None = None,
     output_dir: str | Path | None = None,
     seed: int | None = None,
     config: str | Path | Sequence[str | Path] | None = None,
@@ -94,10 +94,11 @@ def train(
 ) -> Run:
     """Train as `rlcb train` does and return the run.
 
-    `duration` is in hours. `config` is one configuration file or several, later ones over earlier ones.
-    `settings` maps any setting to its value, for example `{"training.clip_range": 0.1}`. `flags` are further
-    flags of `rlcb train`, for example `n_steps=16`. Ctrl-C stops the run safely: it returns with the status
-    `interrupted`, and `resume=True` with the same `output_dir` continues it.
+    `duration` is in hours, or a text such as "10m" or "1h30m"; `total_timesteps` may be "1M" or "250k".
+    `config` is one configuration file or several, later ones over earlier ones. `settings` maps any setting
+    to its value, for example `{"training.clip_range": 0.1}`. `flags` are further flags of `rlcb train`, for
+    example `n_steps=16`. Ctrl-C stops the run safely: it returns with the status `interrupted`, and
+    `resume=True` with the same `output_dir` continues it.
 
     Workers do not import the calling script, so it needs no `__main__` guard. An environment of your own
     must be registered in a module that workers can import (`env="my_module:MyEnv-v0"`).

@@ -58,6 +58,20 @@ def test_every_flag_reaches_its_setting(flag: Flag) -> None:
     assert flat_settings(resolve(flag.name, text))[flag.key] == value
 
 
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        (("--duration", "1h30m"), "training.duration_hours", 1.5),
+        (("--duration=90s",), "training.duration_hours", 0.025),
+        (("--set", "training.duration_hours=30m"), "training.duration_hours", 0.5),
+        (("--total-timesteps", "1M"), "training.total_timesteps", 1_000_000),
+        (("--set", "training.total_timesteps=250k"), "training.total_timesteps", 250_000),
+    ],
+)
+def test_times_and_counts_may_be_words(flags: tuple[str, ...], key: str, value: float) -> None:
+    assert flat_settings(resolve(*flags, timed="duration" in key))[key] == value
+
+
 @pytest.mark.parametrize(("algorithm", "mode"), SCRIPTS)
 @pytest.mark.parametrize("timed", [True, False])
 def test_every_script_has_the_same_flags_and_finds_its_own_configuration(

@@ -83,6 +83,17 @@ def test_a_count_may_be_written_with_an_exponent(text: str, tmp_path: Path) -> N
     assert steps == 25_000_000
 
 
+def test_times_and_counts_in_words_become_numbers(tmp_path: Path) -> None:
+    text = "training: {total_timesteps: 1.5M, duration_hours: 1h30m, n_steps: 1k}\n"
+    text += "logging: {checkpoint_minutes: 90s}\nparallel: {timeout_seconds: 2m}"
+    config = load(text, tmp_path)
+    assert (config.training.total_timesteps, config.training.n_steps) == (1_500_000, 1000)
+    assert (config.training.duration_hours, config.parallel.timeout_seconds) == (1.5, 120.0)
+    assert config.logging.checkpoint_minutes == 1.5
+    assert build_config(parse_yaml(dump_config(config), "dump"), "dump") == config
+    assert "duration_hours: 1.5\n" in dump_config(config)
+
+
 @pytest.mark.parametrize("text", ["e4", "1e", "1e-4x", "version-1e-4"])
 def test_words_that_resemble_numbers_stay_words(text: str) -> None:
     assert parse_yaml(f"key: {text}", "file") == {"key": text}
@@ -127,6 +138,9 @@ def test_words_that_resemble_numbers_stay_words(text: str) -> None:
         ("training: {gae_lambda: .nan}", ["training.gae_lambda = nan"]),
         ("training: {total_timesteps: 0}", ["training.total_timesteps = 0", "1"]),
         ("training: {duration_hours: -1}", ["training.duration_hours = -1", "greater than 0"]),
+        ("training: {duration_hours: 1:30}", ["training.duration_hours = '1:30'", "such as 1h30m"]),
+        ("training: {duration_hours: soon}", ["training.duration_hours = 'soon'", "such as 1h30m"]),
+        ("training: {total_timesteps: many}", ["training.total_timesteps = 'many'", "250k or 1M"]),
         ("training: {seed: -1}", ["training.seed = -1", "0"]),
         ("training: {seed: 99999999999999999999}", ["training.seed = 99999999999999999999", "less than"]),
         ("training: {optimizer: sgd}", ["training.optimizer = 'sgd'", "adam", "rmsprop"]),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlcb.cli.benchmark import given_settings, make_parser
+from rlcb.cli.benchmark import chosen_settings, given_settings, make_parser
 from rlcb.config.yaml_file import parse_settings
 from rlcb.errors import UsageError
 from rlcb.paths import PROJECT
@@ -209,6 +209,21 @@ def test_flags_override_the_study_file_and_its_paths_start_at_its_folder(tmp_pat
     for config in folder.configs.values():
         assert config.training.gamma == 0.5
         assert (config.env.num_envs, config.training.n_steps) == (8, 8)
+
+
+def test_a_study_file_may_give_times_and_counts_in_words(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(
+        "algorithms: [ppo, a2c]\nduration: 90s\nmax_hours: 1h30m\nuntil_decided: true\ncooldown: 1m\n"
+    )
+    for flags in ((), ("--hours",)):
+        arguments = make_parser().parse_args(["--study", str(file), *flags])
+        opened = open_study(tmp_path / "new", chosen_settings(tmp_path / "new", arguments)).study
+        assert (opened.duration, opened.max_hours, opened.cooldown) == (0.025, 1.5, 60.0)
+    flags = ("--study", file, "--total-timesteps", "250k", "--cooldown", "2m", "--max-hours", "45m")
+    opened = open_with(tmp_path / "new", *flags).study
+    assert (opened.duration, opened.total_timesteps) == (None, 250_000)
+    assert (opened.max_hours, opened.cooldown) == (0.75, 120.0)
 
 
 def test_the_example_study_is_valid(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcb.cli.command import Parser, count, exit_code
+from rlcb.cli.command import Parser, count, exit_code, hours, seconds
 from rlcb.cli.flags import add_matrix_choice
 from rlcb.config.algorithms import MODES
 from rlcb.config.yaml_file import found_config, parse_assignments, parse_settings
@@ -35,16 +35,16 @@ EXAMPLES = """
 examples:
   Two algorithms in both modes, one game, three seeds, half an hour each:
     run_benchmark.py --algorithms ppo impala --modes sequential parallel \\
-        --envs coinrun --seeds 42 43 44 --duration 0.5 \\
+        --envs coinrun --seeds 42 43 44 --duration 30m \\
         --output-dir benchmarks/my_study
 
   A first study, about ten minutes on two cores; a study planned for 8 hours:
     run_benchmark.py --hours
-    run_benchmark.py --hours 8
+    run_benchmark.py --hours 8h
 
   Add seeds until it is settled which is best, for at most 4 hours:
     run_benchmark.py --algorithms ppo impala --modes parallel --envs starpilot \\
-        --duration 0.05 --until-decided --max-hours 4
+        --duration 3m --until-decided --max-hours 4h
 
   Ctrl-C saves the current run. Resume the study:
     run_benchmark.py --output-dir benchmarks/my_study
@@ -107,18 +107,20 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
     add("--envs", nargs="+", metavar="ID", help="Procgen games or Gymnasium ids (default: coinrun)")
     add("--seeds", nargs="+", type=count, metavar="N", help="training seeds (default: 42)")
     budget = group.add_mutually_exclusive_group()
-    budget.add_argument("--duration", type=float, metavar="HOURS", help="of each run (default: 1.0)")
     budget.add_argument(
-        "--total-timesteps", type=count, metavar="N", help="of each run, instead of a duration"
+        "--duration", type=hours, metavar="TIME", help="of each run: 10m, 1h30m, or hours (default: 1h)"
+    )
+    budget.add_argument(
+        "--total-timesteps", type=count, metavar="N", help="of each run, instead of a duration: 1M, 250k"
     )
     add(
         "--hours",
         nargs="?",
-        type=float,
+        type=hours,
         const=True,
-        metavar="H",
-        help="plan a study that takes H hours on this machine: its games, groups, seeds and duration, unless "
-        "given; without H a first study, about ten minutes on two cores",
+        metavar="TIME",
+        help="plan a study that takes this time on this machine (8h, 45m, or a number of hours): its games, "
+        "groups, seeds and duration, unless given; without TIME a first study of ten minutes on two cores",
     )
     add(
         "--until-decided",
@@ -127,7 +129,7 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
         help="add seeds in rounds until a sequential test has settled which group has the highest return on "
         "unseen levels",
     )
-    add("--max-hours", type=float, metavar="H", help="with --until-decided: hours of all starts together")
+    add("--max-hours", type=hours, metavar="TIME", help="with --until-decided: time of all starts together")
     add(
         "--order",
         choices=("by-seed", "by-config"),
@@ -140,7 +142,12 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="evaluation episodes on each split after each run (default: 100), 0 for none",
     )
-    add("--cooldown", type=float, metavar="SECONDS", help="wait between two runs (default: 0)")
+    add(
+        "--cooldown",
+        type=seconds,
+        metavar="TIME",
+        help="wait between two runs: 90s, 2m, or seconds (default: 0)",
+    )
 
 
 def _add_run_flags(group: argparse._ArgumentGroup) -> None:

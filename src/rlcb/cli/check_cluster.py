@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from rlcb.cli.command import Parser, exit_code
+from rlcb.cli.command import Parser, exit_code, seconds
 from rlcb.cli.train_distributed import add_place_flags, cluster_settings, end_process
 from rlcb.cluster.communicator import ClusterCommunicator
 from rlcb.cluster.launch import discover
@@ -73,10 +73,10 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--timeout-seconds",
         dest="cluster.timeout_seconds",
-        type=float,
+        type=seconds,
         default=60.0,
-        metavar="X",
-        help="end the check when a rank is silent for this long (default: 60)",
+        metavar="TIME",
+        help="end the check when a rank is silent for this long: 90s, 2m, or seconds (default: 60)",
     )
     return parser
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rlcb.errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
 from rlcb.processes.output import forgive_output
+from rlcb.quantities import parse_count, parse_duration
 
 
 def exit_code(work: Callable[[], int]) -> int:
@@ -31,14 +33,30 @@ def exit_code(work: Callable[[], int]) -> int:
 
 
 def count(text: str) -> int:
-    """A whole number, also written as 1e6 or 1_000_000. Raises ValueError for anything else."""
+    """A whole number, also written as 1M, 250k, 1e6 or 1_000_000. Raises ArgumentTypeError."""
+    with _named(text):
+        return parse_count(text)
+
+
+def hours(text: str) -> float:
+    """A time in hours: 1h30m, 30m, 90s, or a plain number of hours. Raises ArgumentTypeError."""
+    with _named(text):
+        return parse_duration(text, "h")
+
+
+def seconds(text: str) -> float:
+    """A time in seconds: 90s, 2m, or a plain number of seconds. Raises ArgumentTypeError."""
+    with _named(text):
+        return parse_duration(text, "s")
+
+
+@contextlib.contextmanager
+def _named(text: str) -> Iterator[None]:
+    """Turn a ValueError into an error of argparse that names the word `text`."""
     try:
-        return int(text)  # exact, where a float has 53 bits
-    except ValueError:
-        number = float(text)
-    if not number.is_integer():
-        raise ValueError(text)
-    return int(number)
+        yield
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 class Parser(argparse.ArgumentParser):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlcb import cpu
-from rlcb.cli.command import Parser, count
+from rlcb.cli.command import Parser, count, hours
 from rlcb.config.algorithms import ALGORITHMS, MODES, ONE_MACHINE
 from rlcb.config.budget import DEFAULT_HOURS
-from rlcb.config.config import flat_settings
+from rlcb.config.config import as_count, flat_settings
 from rlcb.config.settings import EnvConfig
 from rlcb.config.yaml_file import build_config, parse_yaml, read_config_file, read_config_files, set_value
 from rlcb.errors import UsageError
@@ -32,8 +32,18 @@ class Flag:
 
 
 FLAGS = (
-    Flag("--duration", "training.duration_hours", float, "hours of wall clock to train for"),
-    Flag("--total-timesteps", "training.total_timesteps", count, "steps of all environments to train for"),
+    Flag(
+        "--duration",
+        "training.duration_hours",
+        hours,
+        "wall clock to train for: 30m, 1h30m, 90s, or a number of hours",
+    ),
+    Flag(
+        "--total-timesteps",
+        "training.total_timesteps",
+        count,
+        "steps of all environments to train for: 1M, 250k, 1e6",
+    ),
     Flag("--env", "env.id", str, "a Procgen game (coinrun), a Gymnasium id, or gym:<id>"),
     Flag("--num-envs", "env.num_envs", count, "environments in total"),
     Flag(
@@ -117,7 +127,7 @@ def make_parser(algorithm: str, mode: str, timed: bool | None) -> Parser:
     shown = shown_settings(path, timed)
     settings = parser.add_argument_group("settings")
     for flag in FLAGS:
-        metavar = {float: "X", count: "N"}.get(flag.type, "TEXT")
+        metavar = {float: "X", count: "N", hours: "TIME"}.get(flag.type, "TEXT")
         text = flag.help if flag.name == other else flag.help + bracketed(shown.get(flag.key))
         settings.add_argument(flag.name, dest=flag.key, type=flag.type, metavar=metavar, help=text)
     settings.add_argument(
@@ -256,7 +266,7 @@ def apply_workers(data: dict[str, Any], arguments: argparse.Namespace) -> None:
     per_process = arguments.num_envs_per_worker
     if per_process is None:
         return
-    count = section(data, "parallel").get("num_workers") or cpu.usable_cores()
+    count = as_count(section(data, "parallel").get("num_workers")) or cpu.usable_cores()
     if mode == "sequential":
         count = 1
     total = vars(arguments)["env.num_envs"]
@@ -317,16 +327,15 @@ def actors_for(data: dict[str, Any], per_actor: int, num_nodes: int) -> int:
 
     Raises UsageError if env.num_envs is not a multiple of `per_actor` x `num_nodes`.
     """
-    total = section(data, "env").get("num_envs", EnvConfig.model_fields["num_envs"].default)
-    each = per_actor * num_nodes
-    whole = isinstance(total, (int, float)) and each > 0 and total >= each and total % each == 0
-    if not whole:
+    written = section(data, "env").get("num_envs", EnvConfig.model_fields["num_envs"].default)
+    total, each = as_count(written), per_actor * num_nodes
+    if total is None or each < 1 or total % each:
         nodes = "" if num_nodes == 1 else f" x {num_nodes} nodes"
         raise UsageError(
-            f"--num-envs-per-actor {per_actor}{nodes}: env.num_envs = {total} is no multiple of it; give "
+            f"--num-envs-per-actor {per_actor}{nodes}: env.num_envs = {written} is no multiple of it; give "
             "another --num-envs, or --num-actors"
         )
-    return int(total // each)
+    return total // each
 
 
 def apply_budget(data: dict[str, Any], arguments: argparse.Namespace) -> None:

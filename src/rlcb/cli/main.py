@@ -39,9 +39,9 @@ commands:
 
 First steps:
   rlcb quick-test                                        check that everything works here
-  rlcb train --env coinrun --duration 0.1                train PPO in several processes for six minutes
+  rlcb train --env coinrun --duration 6m                 train PPO in several processes for six minutes
   rlcb train --algorithm impala --mode parallel --help   the flags of another algorithm or mode
-  rlcb benchmark --algorithms ppo impala --modes parallel --envs coinrun --seeds 1 2 3 --duration 0.5
+  rlcb benchmark --algorithms ppo impala --modes parallel --envs coinrun --seeds 1 2 3 --duration 30m
                                                          compare algorithms: train, evaluate, report
 
 Ctrl-C stops a run safely; `rlcb train ... --resume --output-dir DIR` continues it.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcb.cli.benchmark import machine_lock
-from rlcb.cli.command import Parser, count, exit_code
+from rlcb.cli.command import Parser, count, exit_code, hours
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.yaml_file import found_config, parse_assignments, parse_settings
 from rlcb.errors import EXIT_FAILED, Interrupted, RunError
@@ -38,10 +38,10 @@ EXAMPLES = """
 examples:
   Four algorithms, 20 trials each, six minutes for each run; at most 8:10:40:
     tune.py --algorithms ppo a2c a3c impala --envs starpilot --trials 20 \\
-        --duration 0.1 --output-dir tuning/starpilot
+        --duration 6m --output-dir tuning/starpilot
 
   The plan, its cost and the search spaces, without running anything:
-    tune.py --algorithms ppo impala --trials 20 --duration 0.1 --dry-run
+    tune.py --algorithms ppo impala --trials 20 --duration 6m --dry-run
 
   Ctrl-C saves the current run. Continue, also after a kill or a power cut:
     tune.py --output-dir tuning/starpilot
@@ -96,12 +96,14 @@ def _add_effort_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--trials", type=count, metavar="N", help="trials for each algorithm (default: 20)")
     budget = group.add_mutually_exclusive_group()
-    budget.add_argument("--duration", type=float, metavar="HOURS", help="of each run (default: 1.0)")
+    budget.add_argument(
+        "--duration", type=hours, metavar="TIME", help="of each run: 6m, 1h30m, or hours (default: 1h)"
+    )
     budget.add_argument(
         "--total-timesteps",
         type=count,
         metavar="N",
-        help="of each run, instead of a duration: ignores how fast the settings train",
+        help="of each run, instead of a duration (1M, 250k): ignores how fast the settings train",
     )
     add("--envs", nargs="+", metavar="ID", help="environments of each trial (default: coinrun)")
     add("--seeds", nargs="+", type=count, metavar="N", help="training seeds of each trial (default: 1)")

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from rlcb.config.algorithms import ALGORITHMS, Algorithm, AlgorithmName, Mode
 from rlcb.config.games import procgen_game
 from rlcb.config.settings import (
     ClusterConfig,
+    Count,
     EnvConfig,
     HardwareConfig,
     ImpalaConfig,
@@ -27,6 +28,7 @@ from rlcb.config.settings import (
 from rlcb.cpu import usable_cores, usable_memory
 
 MAX_GROUP_SIZE = 8
+COUNT = TypeAdapter[int](Count, config=Section.model_config)
 
 
 class Config(Section):
@@ -275,9 +277,18 @@ def _workers_for(env: Any) -> int:
     environments = env.get("num_envs") if isinstance(env, Mapping) else None
     if environments is None:
         environments = EnvConfig().num_envs
-    if not isinstance(environments, int) or environments < 1:
+    number = as_count(environments)
+    if number is None:
         return usable_cores()  # validation rejects such a num_envs
-    return largest_divisor(environments, usable_cores())
+    return largest_divisor(number, usable_cores())
+
+
+def as_count(value: Any) -> int | None:
+    """Return a count in any form that settings accept (8, 1e3, "1k"); None for everything else."""
+    try:
+        return COUNT.validate_python(value)
+    except ValidationError:
+        return None
 
 
 def largest_divisor(number: int, limit: int) -> int:

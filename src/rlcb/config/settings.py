@@ -5,12 +5,15 @@ config/config.py checks rules between sections.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic_core import PydanticCustomError
 
 from rlcb.config.games import GAMES_WITH_MODE, MAX_LEVEL, canonical_id, procgen_game
+from rlcb.quantities import parse_count, parse_duration
 
 DistributionMode = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
@@ -18,8 +21,32 @@ DEFAULT_NUM_LEVELS = 200
 
 
 def _whole(value: Any) -> Any:
-    """Convert a float without a fraction to int, so that a count can be written as `25e6`."""
+    """Convert `25e6` (a float without a fraction) and `25M` to int. Strings of digits stay strings."""
+    if isinstance(value, str) and value[-1:].isalpha():
+        with _expected():
+            return parse_count(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _time(unit: str) -> BeforeValidator:
+    """Return a validator that converts a time in words, such as `1h30m`, to a number of `unit`."""
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        with _expected():
+            return parse_duration(value, unit)
+
+    return BeforeValidator(convert)
+
+
+@contextlib.contextmanager
+def _expected() -> Iterator[None]:
+    """Turn a ValueError into an error whose report begins with the key and the value."""
+    try:
+        yield
+    except ValueError as error:
+        raise PydanticCustomError("quantity", "{rule}", {"rule": str(error)}) from None
 
 
 def _without_repetition(values: list[Any]) -> list[Any]:
@@ -33,6 +60,11 @@ Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
 NonNegative = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Hours = Annotated[PositiveFloat, _time("h")]
+Minutes = Annotated[PositiveFloat, _time("m")]
+Seconds = Annotated[PositiveFloat, _time("s")]
+Pause = Annotated[Coefficient, _time("s")]
+"""Seconds, or 0 for none."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Once = AfterValidator(_without_repetition)
 """Refuses a list that has a value twice."""
@@ -136,8 +168,8 @@ class TrainingConfig(Section):
     seed: Annotated[NonNegative, Field(le=2**63 - 1)] = 42
     total_timesteps: Count | None = 25_000_000
     """Steps of all environments after which the run ends, rounded up to whole updates; null: no limit."""
-    duration_hours: PositiveFloat | None = None
-    """Hours of wall clock after which the run ends; null: no limit."""
+    duration_hours: Hours | None = None
+    """Hours of wall clock after which the run ends, also in words such as `30m`; null: no limit."""
     n_steps: Count = 128
     batch_size: Count | None = 1024
     """Samples in a minibatch; null: the whole rollout, as A2C and A3C need."""
@@ -196,7 +228,7 @@ class ParallelConfig(Section):
     num_workers: Count | None = None
     """Processes that step environments and learn; null: the largest divisor of env.num_envs up to the number
     of usable cores. A sequential run has one."""
-    timeout_seconds: PositiveFloat = 120.0
+    timeout_seconds: Seconds = 120.0
     """Seconds without progress of a worker after which the run fails. Time in which the run is suspended does
     not count."""
     check_every: Count = 100
@@ -219,7 +251,7 @@ class ClusterConfig(Section):
     master_addr: str | None = None
     """Address of the first node, reachable from all others."""
     master_port: Annotated[Count, Field(le=65535)] | None = None
-    timeout_seconds: PositiveFloat = 120.0
+    timeout_seconds: Seconds = 120.0
     """Seconds without a message or progress of a process after which the run fails."""
     network_interface: str | None = None
     """Network interface for gradients; null: the one that reaches the first node."""
@@ -260,13 +292,13 @@ class LoggingConfig(Section):
     tensorboard: bool = True
     checkpoint_interval: Count = 100
     """Updates between checkpoints, unless checkpoint_minutes is reached first."""
-    checkpoint_minutes: PositiveFloat = 10.0
+    checkpoint_minutes: Minutes = 10.0
     """Minutes between checkpoints, unless checkpoint_interval is reached first."""
-    snapshot_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    snapshot_seconds: Pause = 1.0
     """Seconds between copies of the state in memory, from which an interrupted run is saved; 0: a copy after
     each update."""
     keep_checkpoints: Count = 3
     """Number of step checkpoints to keep; the final and the best checkpoint are always kept."""
-    memory_interval_seconds: PositiveFloat = 2.0
+    memory_interval_seconds: Seconds = 2.0
     checkpoint_dir: str | None = None
     log_dir: str | None = None

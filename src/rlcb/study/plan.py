@@ -55,6 +55,8 @@ ROUNDS = 12
 EVALUATION_EPISODES = 400
 """On each split. With 100 episodes of starpilot the evaluation of one policy has a standard error of 0.3. 400
 on both splits cost 17 seconds of CPU time."""
+NUMBERS = ("duration", "max_hours", "cooldown", "evaluate_episodes")
+"""Settings of a study that a file may give in words, such as `duration: 30m`."""
 NETWORK = {"model.architecture": "nature"}
 """The Nature CNN: it makes about seven times the timesteps of the IMPALA-CNN in the same time."""
 EQUAL_MINIBATCHES = {"ppo:training.batch_size": 1024}
@@ -86,12 +88,13 @@ def plan_study(hours: float | None, cores: int, given: Mapping[str, Any]) -> Pla
     """
     if given.get("total_timesteps") is not None:
         raise UsageError("--hours plans the duration of each run; leave out --total-timesteps")
-    rounds = {"until_decided": None, "max_hours": None}
-    build_study({"algorithms": list(ALGORITHMS), **given, **rounds}, "study")  # checks the types
+    limit = {"max_hours": given.get("max_hours") or 1.0} if given.get("until_decided") else {}
+    checked = build_study({"algorithms": list(ALGORITHMS), **given, **limit}, "study")
+    given = {**given, **{key: getattr(checked, key) for key in NUMBERS if given.get(key) is not None}}
     fixed = given["duration"] * 3600 if given.get("duration") is not None else None
     if given.get("until_decided"):
         hours = hours or given.get("max_hours")
-        given = {**given, "max_hours": given.get("max_hours") or hours}
+        given["max_hours"] = given.get("max_hours") or hours
     speedup = min(MOST_SPEEDUP, cores / REFERENCE_CORES)
     if hours is None:
         return _plan(FIRST_RUNG, fixed or max(LEAST_SECONDS, FIRST_SECONDS / speedup), given)

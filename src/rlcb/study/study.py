@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName, Mode
 from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.games import canonical_id, procgen_game
-from rlcb.config.settings import Coefficient, Count, NonNegative, Once, PositiveFloat, Section
+from rlcb.config.settings import Count, Hours, NonNegative, Once, Pause, Section
 from rlcb.config.yaml_file import describe_validation_error
 from rlcb.errors import UsageError
 from rlcb.text import counted
@@ -91,7 +91,7 @@ class Study(Section):
         default=["procgen-coinrun-v0"]
     )
     seeds: Annotated[list[Annotated[NonNegative, Field(le=2**63 - 1)]], NotEmpty, Once] = Field(default=[42])
-    duration: PositiveFloat | None = None
+    duration: Hours | None = None
     """Wall-clock hours of each run. Without a duration and without total_timesteps: one hour."""
     total_timesteps: Count | None = None
     """Timesteps of each run, instead of a duration."""
@@ -107,7 +107,7 @@ class Study(Section):
     limits a setting to these runs."""
     evaluate_episodes: NonNegative = 100
     """Evaluation episodes on each split after each run; 0: no evaluation."""
-    cooldown: Coefficient = 0.0
+    cooldown: Pause = 0.0
     """Seconds to wait between two runs."""
     order: Literal["by-seed", "by-config"] = "by-seed"
     """by-seed: every configuration with the first seed, then every configuration with the next one, so that
@@ -115,7 +115,7 @@ class Study(Section):
     configuration in a row."""
     until_decided: Literal[True] | None = None
     """Add seeds in rounds until a sequential test has settled which group is best, or until `max_hours`."""
-    max_hours: PositiveFloat | None = None
+    max_hours: Hours | None = None
     """Hours of all starts together, for a study with `until_decided`."""
     last_seeds: dict[str, int] = Field(default={})
     """The last seed of each group that the sequential test has put out, by `<algorithm>_<mode>_<game>`. The

@@ -12,7 +12,7 @@ from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName
 from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.config import Config
 from rlcb.config.games import canonical_id, check_environment
-from rlcb.config.settings import Count, NonNegative, Once, PositiveFloat, Section
+from rlcb.config.settings import Count, Hours, NonNegative, Once, Section
 from rlcb.config.yaml_file import (
     DECIDED_BY_FLAGS,
     build_config,
@@ -41,7 +41,7 @@ class Tuning(Section):
     """Training seeds. A trial makes one run for each environment and seed."""
     trials: Count = 20
     """Trials of each algorithm, the one with the default settings included."""
-    duration: PositiveFloat | None = None
+    duration: Hours | None = None
     """Wall-clock hours of each run of a trial. Without a duration and without total_timesteps: one hour."""
     total_timesteps: Count | None = None
     """Timesteps of each run of a trial, instead of a duration."""
