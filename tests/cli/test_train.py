@@ -93,8 +93,10 @@ def test_every_script_has_the_same_flags_and_finds_its_own_configuration(
 def test_help_shows_what_the_configuration_says() -> None:
     help_text = " ".join(make_parser("impala", "parallel", timed=True).format_help().split())
     assert "for a wall-clock time (--duration)" in help_text
-    assert "hours of wall clock to train for (1)" in help_text
-    assert "steps of all environments to train for --env" in help_text  # not what ends this script
+    assert "wall clock to train for: 30m, 1h30m, 90s, or a number of hours (1)" in help_text
+    assert (
+        "steps of all environments to train for: 1M, 250k, 1e6 --env" in help_text
+    )  # not what ends this script
     assert "steps of each environment in a rollout (16)" in help_text
     assert "samples in a minibatch --n-epochs" in help_text  # null
     assert "learning rate at the start (0.001)" in help_text

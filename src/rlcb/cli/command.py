@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from rlcb.errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
 from rlcb.processes.output import forgive_output
 from rlcb.quantities import parse_count, parse_duration
+from rlcb.suggestion import did_you_mean
 
 
 def exit_code(work: Callable[[], int]) -> int:
@@ -60,10 +61,28 @@ def _named(text: str) -> Iterator[None]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong flag in one line, and takes no flag that is cut short."""
+    """Reports a wrong flag in one line with the nearest known one, and takes no flag that is cut short."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is not among the choices, and name the nearest one."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += did_you_mean(value, action.choices or ())
+            raise
+
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see --help)")
+        """Raise UsageError; for an unknown flag it names the nearest one."""
+        raise UsageError(f"{message}{self._nearest_flag(message)} (see --help)")
+
+    def _nearest_flag(self, message: str) -> str:
+        """Return `; did you mean --FLAG?` for argparse's message about unknown words, else ""."""
+        _, is_unknown, words = message.partition("unrecognized arguments: ")
+        wrong = [word.partition("=")[0] for word in words.split() if word.startswith("--")]
+        if not is_unknown or not wrong:
+            return ""
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        return did_you_mean(wrong[0], [name for action in shown for name in action.option_strings])

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from rlcb import __version__
 from rlcb.errors import EXIT_USAGE
+from rlcb.suggestion import did_you_mean
 
 COMMANDS = {
     "train": ("rlcb.cli.train", "train PPO, A2C, A3C or IMPALA in one process, several, or on several nodes"),
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name, *flags = words
     if name not in COMMANDS:
-        known = ", ".join(COMMANDS)
+        known = ", ".join(COMMANDS) + did_you_mean(name, COMMANDS)
         print(f"rlcb: error: unknown command {name!r}; the commands are {known}", file=sys.stderr)
         return EXIT_USAGE
     sys.argv = [f"rlcb {name}", *flags]  # the program's name in help texts and error messages

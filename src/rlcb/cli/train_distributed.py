@@ -21,7 +21,8 @@ from rlcb.cluster.launch import as_starter, discover
 from rlcb.cluster.network import require_place
 from rlcb.config.config import Config
 from rlcb.config.settings import ClusterConfig
-from rlcb.config.yaml_file import build_config, describe_validation_error, set_value
+from rlcb.config.validation import describe_validation_error
+from rlcb.config.yaml_file import build_config, set_value
 from rlcb.errors import Interrupted, UsageError
 from rlcb.kernels.build import build_ahead
 from rlcb.parallel.calibration import with_split_of
@@ -205,7 +206,7 @@ def cluster_settings(data: dict[str, Any]) -> ClusterConfig:
     try:
         return ClusterConfig.model_validate(data.get("cluster") or {})
     except ValidationError as error:
-        raise UsageError(f"cluster: {describe_validation_error(error)}") from None
+        raise UsageError(f"cluster: {describe_validation_error(error, ClusterConfig)}") from None
 
 
 def apply_world(data: dict[str, Any], arguments: argparse.Namespace, world: World) -> None:

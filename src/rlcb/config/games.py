@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from rlcb.errors import UsageError, first_line
+from rlcb.suggestion import did_you_mean
 
 GAMES = (
     "bigfish",
@@ -50,6 +51,12 @@ def canonical_id(env_id: str) -> str:
     return f"procgen-{game}-v0" if game else env_id
 
 
+def similar_game(env_id: str) -> str:
+    """Return `; did you mean GAME?` for an unknown id that resembles a Procgen game; "" for others."""
+    name = env_id.removeprefix("procgen:").removeprefix("procgen-").removesuffix("-v0")
+    return did_you_mean(name, GAMES)
+
+
 def check_environment(env_id: str, flag: str) -> None:
     """Raise UsageError if an id is neither a Procgen game nor registered with Gymnasium.
 
@@ -68,5 +75,5 @@ def check_environment(env_id: str, flag: str) -> None:
     except Exception as error:  # importing a module can raise anything
         raise UsageError(
             f"{flag} {env_id}: {first_line(error) or type(error).__name__}; possible are a Procgen game "
-            f"({', '.join(GAMES)}), a Gymnasium id such as CartPole-v1, or gym:<id>"
+            f"({', '.join(GAMES)}), a Gymnasium id such as CartPole-v1, or gym:<id>{similar_game(env_id)}"
         ) from None

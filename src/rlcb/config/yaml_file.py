@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from rlcb.config.algorithms import ALGORITHMS, MODES
 from rlcb.config.config import Config
+from rlcb.config.validation import describe_validation_error, nearest_setting
 from rlcb.errors import UsageError
 from rlcb.paths import PROJECT, default_config_path
+from rlcb.suggestion import did_you_mean
 
 # Old places of settings, from earlier versions, and where they are now.
 ALIASES = {
@@ -121,7 +123,8 @@ def read_config_files(paths: Sequence[Path], algorithm: str, mode: str) -> dict[
             raise UsageError(f"{path}: when: expected sections below the name of an algorithm or mode")
         for name in overlay:
             if name not in RUN_NAMES:
-                raise UsageError(f"{path}: when.{name}: expected one of {', '.join(RUN_NAMES)}")
+                expected = f"expected one of {', '.join(RUN_NAMES)}{did_you_mean(name, RUN_NAMES)}"
+                raise UsageError(f"{path}: when.{name}: {expected}")
         if not data and not set(names) & set(overlay):
             raise UsageError(f"{path}: has nothing for {algorithm} {mode}; it is for {', '.join(overlay)}")
         if index == 0:
@@ -179,7 +182,9 @@ def set_value(data: dict[str, Any], dotted_key: str, value: Any, source: str) ->
     """
     *sections, key = ALIASES.get(dotted_key, dotted_key).split(".")
     if not sections or not all([*sections, key]):
-        raise UsageError(f"{source}: expected section.key=value, for example training.gamma=0.99")
+        meant = nearest_setting(dotted_key, Config)
+        example = "for example training.gamma=0.99" if meant is None else f"did you mean {meant}?"
+        raise UsageError(f"{source}: expected section.key=value; {example}")
     for section in sections:
         if data.get(section) is None:
             data[section] = {}
@@ -234,32 +239,7 @@ def build_config(data: Mapping[str, Any], source: str) -> Config:
     try:
         return Config.model_validate(sections)
     except ValidationError as error:
-        raise UsageError(f"{source}: {describe_validation_error(error)}") from None
-
-
-def describe_validation_error(error: ValidationError) -> str:
-    """Return all problems of a pydantic error on one line: `section.key = value: rule; ...`."""
-    problems = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
-        rule = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            problems.append(f"{key} = {item['input']!r}: unknown key{_known_keys(item['loc'])}")
-        elif item["type"] == "value_error":
-            problems.append(f"{key}: {rule}" if key and key not in rule else rule)
-        else:
-            problems.append(f"{key} = {item['input']!r}: {rule[0].lower()}{rule[1:]}")
-    return "; ".join(problems)
-
-
-def _known_keys(location: Sequence[int | str]) -> str:
-    section: Any = Config
-    for part in location[:-1]:
-        field = section.model_fields.get(str(part))
-        section = field.annotation if field is not None else None
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            return ""
-    return f" (known: {', '.join(section.model_fields)})"
+        raise UsageError(describe_validation_error(error, Config, lambda key: source)) from None
 
 
 def dump_config(config: Config) -> str:

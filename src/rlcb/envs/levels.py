@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from rlcb.config.games import MAX_LEVEL, procgen_game
 from rlcb.config.settings import EnvConfig
-from rlcb.config.yaml_file import describe_validation_error
+from rlcb.config.validation import describe_validation_error
 from rlcb.errors import UsageError
 
 CHOICES = ("train", "test", "both")
@@ -47,7 +47,7 @@ def env_config(data: dict[str, Any]) -> EnvConfig:
     try:
         return EnvConfig.model_validate(data)
     except ValidationError as error:
-        raise UsageError(describe_validation_error(error)) from None
+        raise UsageError(describe_validation_error(error, EnvConfig)) from None
 
 
 def evaluated_env(trained: EnvConfig | None, env_id: str | None) -> EnvConfig:

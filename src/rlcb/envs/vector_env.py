@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
-from rlcb.config.games import GAMES, procgen_game
+from rlcb.config.games import GAMES, procgen_game, similar_game
 from rlcb.config.settings import EnvConfig
 from rlcb.envs import state as env_state
 from rlcb.envs.procgen import ProcgenVectorEnv
@@ -80,7 +80,7 @@ def _make_gymnasium(
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
             f"cannot make environment {config.id!r} ({reason}); env must be a Procgen game "
-            f"({', '.join(GAMES)}), a Gymnasium id such as CartPole-v1, or gym:<id>"
+            f"({', '.join(GAMES)}), a Gymnasium id such as CartPole-v1, or gym:<id>{similar_game(config.id)}"
         ) from error
 
 

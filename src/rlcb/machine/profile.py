@@ -24,7 +24,7 @@ from rlcb.config.settings import (
     PositiveFloat,
     Section,
 )
-from rlcb.config.yaml_file import describe_validation_error
+from rlcb.config.validation import describe_validation_error
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_json
 from rlcb.paths import user_folder
@@ -271,7 +271,7 @@ def read_profile(path: Path) -> Profile:
     except OSError as error:
         raise UsageError(f"cannot read profile {path}: {error.strerror or error}") from None
     except ValidationError as error:
-        text = describe_validation_error(error)
+        text = describe_validation_error(error, Profile)
         raise UsageError(f"{path} is not a profile of profile_cpu.py: {text[:200]}") from None
 
 

@@ -27,6 +27,7 @@ from rlcb.errors import RunError, UsageError
 from rlcb.machine.profile import Profile, Setup, env_key, resolved_model
 from rlcb.paths import default_config_path, shown_path
 from rlcb.profiling.advice import AlgorithmMode, describe_setup, setup_settings
+from rlcb.suggestion import did_you_mean
 
 COMMENT = 30  # the column of comments in config/*.yaml
 COMMENTS = {
@@ -225,7 +226,8 @@ def traced_configuration(arguments: argparse.Namespace) -> Config:
     known = [(each.name, known_mode) for each in ALGORITHMS.values() for known_mode in each.modes]
     if (algorithm, mode) not in known:
         possible = ", ".join("_".join(pair) for pair in known)
-        raise UsageError(f"--trace {arguments.trace}: possible are {possible}")
+        suggestion = did_you_mean(arguments.trace, possible.split(", "))
+        raise UsageError(f"--trace {arguments.trace}: possible are {possible}{suggestion}")
     if arguments.write or arguments.overwrite or arguments.algorithms or arguments.modes:
         raise UsageError("--trace names the algorithm and mode by itself, and --write writes nothing then")
     if arguments.env and (len(arguments.env) > 1 or arguments.env[0] == "all"):

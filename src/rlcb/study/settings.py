@@ -10,6 +10,7 @@ from rlcb.config.config import Config
 from rlcb.config.games import check_environment
 from rlcb.config.yaml_file import (
     DECIDED_BY_FLAGS,
+    RUN_NAMES,
     build_config,
     read_config_files,
     set_value,
@@ -18,6 +19,7 @@ from rlcb.config.yaml_file import (
 from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
 from rlcb.study.study import PlannedRun, Study
+from rlcb.suggestion import did_you_mean
 
 RESERVED = {**DECIDED_BY_FLAGS, "mode": "--modes", "cluster.num_nodes": "--nodes"}
 
@@ -42,6 +44,7 @@ def check_scopes(study: Study) -> None:
             raise UsageError(
                 f"{flag} {text}: no run of this study matches {scope!r}; expected an algorithm "
                 f"({', '.join(ALGORITHMS)}), a mode, or both (as in ppo_parallel) that the study contains"
+                f"{did_you_mean(scope, RUN_NAMES)}"
             )
 
 

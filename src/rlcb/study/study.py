@@ -20,8 +20,9 @@ from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName, Mode
 from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.games import canonical_id, procgen_game
 from rlcb.config.settings import Count, Hours, NonNegative, Once, Pause, Section
-from rlcb.config.yaml_file import describe_validation_error
+from rlcb.config.validation import describe_validation_error
 from rlcb.errors import UsageError
+from rlcb.suggestion import did_you_mean
 from rlcb.text import counted
 
 
@@ -224,11 +225,12 @@ def build_study(data: Mapping[str, Any], source: str) -> Study:
     if unknown:
         raise UsageError(
             f"{source}: unknown key {unknown[0]!r} of a study (known: {', '.join(Study.model_fields)})"
+            f"{did_you_mean(unknown[0], Study.model_fields)}"
         )
     try:
         return Study.model_validate(dict(data))
     except ValidationError as error:
-        raise UsageError(f"{source}: {describe_validation_error(error)}") from None
+        raise UsageError(describe_validation_error(error, Study, lambda key: source)) from None
 
 
 def training_flags(

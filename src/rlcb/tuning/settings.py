@@ -13,16 +13,17 @@ from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.config import Config
 from rlcb.config.games import canonical_id, check_environment
 from rlcb.config.settings import Count, Hours, NonNegative, Once, Section
+from rlcb.config.validation import describe_validation_error
 from rlcb.config.yaml_file import (
     DECIDED_BY_FLAGS,
     build_config,
-    describe_validation_error,
     read_config_files,
     set_value,
     split_key,
 )
 from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
+from rlcb.suggestion import did_you_mean
 
 RESERVED = {**DECIDED_BY_FLAGS, "mode": "--mode"}
 
@@ -100,13 +101,16 @@ def build_tuning(data: Mapping[str, Any], source: str) -> Tuning:
     try:
         tuning = Tuning.model_validate(dict(data))
     except ValidationError as error:
-        raise UsageError(f"{source}: {describe_validation_error(error)}") from None
+        raise UsageError(describe_validation_error(error, Tuning, lambda key: source)) from None
     for key in tuning.set:
         scope, name = split_key(key)
         if name in RESERVED:
             raise UsageError(f"--set {key}: the tuning sets {name} for each run; use {RESERVED[name]}")
         if scope and scope not in tuning.algorithms:
-            raise UsageError(f"--set {key}: {scope!r} is not among the algorithms of this tuning")
+            raise UsageError(
+                f"--set {key}: {scope!r} is not among the algorithms of this tuning"
+                f"{did_you_mean(scope, tuning.algorithms)}"
+            )
     for scope, path in tuning.config.items():
         if scope not in tuning.algorithms:
             raise UsageError(
