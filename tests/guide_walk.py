@@ -207,6 +207,8 @@ class Walk:
             result = Result(done.returncode, done.stdout + done.stderr)
         elif "--help" in program.flags or "--dry-run" in program.flags:
             result = call(program.name, program.flags)
+        elif "slurm" in program.flags:  # tests/system/test_slurm.py runs a study's jobs
+            result = call(program.name, [*program.flags, "--dry-run"])
         elif program.training is not None:
             result = self.train(program)
         elif program.name == "run_benchmark.py":
