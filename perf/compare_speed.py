@@ -36,7 +36,10 @@ VARIANTS = (
     *(("impala", "sequential", 4200.0), ("impala", "parallel", 4400.0)),
 )  # algorithm, mode, timesteps per second
 GAMES = ("coinrun", "starpilot")
-OUTPUTS = (".png", "_coinrun.png", "_starpilot.png", "_report.txt", ".md", ".csv", ".html", ".json")
+OUTPUTS = (
+    *(".png", "_coinrun.png", "_starpilot.png", "_report.txt", ".md"),
+    *(".csv", "_curves.csv", ".html", ".json"),
+)
 
 
 def write_runs(root: Path, rows: int, seeds: int) -> int:

@@ -46,6 +46,7 @@ def test_guides_command_writes_every_file(study: Path, tmp_path: Path) -> None:
         "comparison.html",
         "comparison.md",
         "comparison.csv",
+        "comparison_curves.csv",
         "comparison.json",
         "comparison_report.txt",
     }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import json
 import re
 from pathlib import Path
@@ -15,7 +13,7 @@ from scipy import stats
 
 from rlcb.comparison.analysis import Comparison, Options, compare
 from rlcb.comparison.curves import Panel, game_panels, score_panels
-from rlcb.comparison.exports import csv_text, json_data
+from rlcb.comparison.exports import json_data
 from rlcb.comparison.figure import draw_game, draw_games
 from rlcb.comparison.groups import group_runs
 from rlcb.comparison.lost import LostRun
@@ -157,59 +155,33 @@ class TestSummary:
 
 
 class TestData:
-    def test_csv(self, comparison: Comparison) -> None:
-        rows = list(csv.DictReader(io.StringIO(csv_text(comparison))))
-        kinds = [row["row"] for row in rows]
-        assert kinds[:6] == ["run", "run", "group", "run", "run", "group"] and set(kinds[6:]) == {"test"}
-        assert float(rows[0]["final_reward"]) == 6 and float(rows[1]["final_reward"]) == 7
-        assert float(rows[2]["final_reward"]) == 6.5 and float(rows[2]["final_reward_std"]) == pytest.approx(
-            0.5**0.5
-        )
-        assert float(rows[5]["speedup"]) == 2 and rows[0]["test_return"] == "6.0"
-        assert all(UNEQUAL in row["not_equal"] for row in rows)
-
-    def test_csv_has_n_scores_and_thresholds(self, comparison: Comparison) -> None:
-        rows = list(csv.DictReader(io.StringIO(csv_text(comparison))))
-        group = rows[2]
-        assert (group["n"], group["final_reward_n"], group["full_return_n"]) == ("2", "2", "")
-        scores = [float(row["final_reward_normalised"]) for row in rows[:3]]
-        assert scores == pytest.approx([(6 - 5) / 5, (7 - 5) / 5, 0.3])
-        assert [group[f"threshold{name}"] for name in ("", "_reached", "_known", "_stopped")] == [
-            *("6.5", "1", "2", "0")
-        ]
-        # The second seed is at 4 + 3 (i - 1) / 39 in row i of 40: above 6.5 from row 34 on.
-        assert rows[0]["timesteps_to_threshold"] == "" and float(rows[1]["timesteps_to_threshold"]) == 255_000
-        assert float(rows[1]["hours_to_threshold"]) == pytest.approx(0.5 * 34 / 40)
-        assert group["hours_to_threshold"] == group["hours_to_threshold_median"] == ""
-
-    def test_csv_has_the_tests(self, tmp_path: Path) -> None:
+    def test_json_has_the_tests(self, tmp_path: Path) -> None:
         runs = RunSet(tmp_path)
         first, second = [5.0, 6.0, 6.5], [7.0, 7.2, 6.4]
         for env in ("procgen-coinrun-v0", "procgen-maze-v0"):
             runs.add_ends({"sequential": first, "parallel": second}, env=env)
-        rows = csv.DictReader(io.StringIO(csv_text(runs.compare())))
-        tests = {(row["game"], row["metric"]): row for row in rows if row["row"] == "test"}
-        row, reference = tests["coinrun", "final_reward"], stats.ttest_ind(first, second, equal_var=False)
-        assert (row["group"], row["second"], row["n"], row["second_n"]) == (
-            *("PPO sequential", "PPO parallel", "3", "3"),
-        )
+        data = json_data(runs.compare(), {})
+        pairs = data["games"]["procgen-coinrun-v0"]["pairs"]
+        pair = next(each for each in pairs if each["metric"] == "final_reward")
+        assert (pair["first"], pair["second"], pair["n"]) == ("PPO sequential", "PPO parallel", [3, 3])
+        reference = stats.ttest_ind(first, second, equal_var=False)
         interval = reference.confidence_interval(0.95)
-        for column, value in (
-            ("difference", sum(first) / 3 - sum(second) / 3),
-            ("difference_low95", interval.low),
-            ("difference_high95", interval.high),
-            ("t", reference.statistic),
-            ("degrees", reference.df),
-            ("p", reference.pvalue),
-            ("p_holm", reference.pvalue),
-            ("p_better", 1 / 9),  # 6.5 beats 6.4
-        ):
-            assert float(row[column]) == pytest.approx(value, abs=1e-9), column
-        assert row["p_better_low95"] == ""  # of three seeds
+        expected = {
+            "difference": sum(first) / 3 - sum(second) / 3,
+            "low": interval.low,
+            "high": interval.high,
+            "t": reference.statistic,
+            "degrees": reference.df,
+            "p": reference.pvalue,
+        }
+        assert pair["welch"] == pytest.approx(expected, abs=1e-9)
+        assert pair["p_holm"] == pytest.approx(reference.pvalue)
+        better = pair["probability_of_improvement"]
+        assert better["mean"] == pytest.approx(1 / 9) and better["ci95"] is None  # 6.5 beats 6.4; three seeds
+        scores = next(each for each in data["over_games"]["pairs"] if each["metric"] == "final_reward")
         # Both games have a range of 5 above 5.
-        scores = tests["coinrun, maze", "final_reward_normalised"]
-        assert float(scores["difference"]) == pytest.approx(float(row["difference"]) / 5)
-        assert scores["n"] == "6"
+        assert scores["welch"]["difference"] == pytest.approx(expected["difference"] / 5)
+        assert scores["n"] == [6, 6]
 
     def test_json_is_strict_and_complete(self, comparison: Comparison) -> None:
         text = json.dumps(strict_json(json_data(comparison, panels_of(comparison))), allow_nan=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from rlcb.comparison.analysis import Comparison
 from rlcb.comparison.curves import game_panels, score_panels
-from rlcb.comparison.page import page, round_ticks, templates
+from rlcb.comparison.format import round_ticks
+from rlcb.comparison.page import page, templates
 from rlcb.comparison.reference import references
 from rlcb.comparison.statistics import Bootstrap
 from tests.comparison_run_folders import RunSet, line
@@ -52,7 +54,10 @@ class TestForest:
     def test_axis_has_round_figures_and_a_unit(self, study: RunSet) -> None:
         study.add_ends({"sequential": [5.0, 6.0], "parallel": [7.0, 8.0]})
         text = page_of(study.compare())
-        for axis in re.findall(r'<div class="row axis">(.*?)</div>', text, re.S):
+        *axes, improvement = re.findall(r'<div class="row axis">(.*?)</div>', text, re.S)
+        assert "P(X > Y)" in html.unescape(improvement)
+        assert re.findall(r"%\">([^<]+)<", improvement) == ["0.0", "0.5", "1.0"]
+        for axis in axes:
             ticks = re.findall(r'<span style="left:([\d.]+)%">([^<]+)</span>', axis)
             assert [tick for _, tick in ticks] == ["5", "6", "7", "8"] and "raw return" in axis
             # The axis goes from 5 to 8 and 6 % of that beyond either end.
@@ -60,7 +65,7 @@ class TestForest:
             assert [float(place) for place, _ in ticks] == pytest.approx(places, abs=0.01)
             for place, _ in ticks:  # with a line in the row of each group
                 assert text.count(f'<s style="left:{place}%">') == 4
-        assert text.count('class="row axis"') == 2
+        assert len(axes) == 2
 
     def test_seeds_without_a_value_are_counted(self, study: RunSet) -> None:
         study.add(line(5, 5, 1000, 100), seed=0)
@@ -88,9 +93,9 @@ class TestLegends:
     def test_every_button_has_a_name_beside_its_colour(self, study: RunSet) -> None:
         study.add_ends({"sequential": [5.0, 6.0], "parallel": [7.0, 8.0]})
         text = page_of(study.compare())
-        assert text.count("<span>Show or hide</span>") == 2
+        assert text.count("<span>Show or hide</span>") == 3  # curves, further curves, profiles
         for label in ("PPO sequential", "PPO parallel"):
-            assert text.count(f"</span><span>{label}</span></button>") == 2
+            assert text.count(f"</span><span>{label}</span></button>") == 3
         assert "mean of n=2 seeds, noisy metrics smoothed over 5% of the axis" in text
         assert '"seeds":2' in text
 

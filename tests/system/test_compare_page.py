@@ -32,7 +32,7 @@ def test_every_chart_is_drawn(browser: str, page: Path, tmp_path: Path) -> None:
         text: [...figure.querySelectorAll('svg text')].map((t) => t.textContent).join(' '),
       }));"""
     charts = asked(browser, page, tmp_path, script)
-    assert len(charts) == 7
+    assert len(charts) == 8
     for chart in charts:
         assert chart["lines"] >= 2 and "NaN" not in json.dumps(chart)
     for chart in charts[:4]:  # the others are narrow

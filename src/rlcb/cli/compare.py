@@ -26,7 +26,8 @@ def make_parser() -> Parser:
         description="Compare training runs: tables with statistics over seeds, plots, and one page for the "
         "browser.",
         epilog="Runs with one configuration and different seeds form a group. Beside the plot lie "
-        "<name>_report.txt, <name>.md, <name>.csv, <name>.json and <name>.html. "
+        "<name>_report.txt, <name>.md, <name>.csv (a row for each run), <name>_curves.csv (a row for each "
+        "update), <name>.json and <name>.html. "
         "Examples: compare_results.py --sequential runs/ppo_seq --parallel runs/ppo_par; "
         "compare_results.py benchmarks/study --baseline 'PPO sequential' --threshold 8",
     )
@@ -194,9 +195,10 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
 def write_outputs(comparison: Comparison, output: Path, filled: str | None) -> list[Path]:
     """Write the plot and all files beside it; return their paths. Raises RunError."""
     from rlcb.comparison.curves import game_panels, score_panels
-    from rlcb.comparison.exports import csv_text, json_data
+    from rlcb.comparison.exports import json_data
     from rlcb.comparison.page import page
     from rlcb.comparison.text_report import markdown, report
+    from rlcb.comparison.tidy import curves_text, finals_text
     from rlcb.files import write_json
 
     panels = {game.env: game_panels(game, comparison.options.bootstrap) for game in comparison.games}
@@ -204,7 +206,8 @@ def write_outputs(comparison: Comparison, output: Path, filled: str | None) -> l
     beside: dict[Path, Callable[[], str]] = {
         output.with_name(f"{output.stem}_report.txt"): lambda: report(comparison),
         output.with_suffix(".md"): lambda: markdown(comparison, output.name),
-        output.with_suffix(".csv"): lambda: csv_text(comparison),
+        output.with_suffix(".csv"): lambda: finals_text(comparison),
+        output.with_name(f"{output.stem}_curves.csv"): lambda: curves_text(comparison),
         output.with_suffix(".html"): lambda: page(comparison, panels),
     }
     if filled is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,12 @@ class Panel(NamedTuple):
     time_axis: TimeAxis
     grid: Values
     curves: list[GroupCurve]
+
+    @property
+    def axis(self) -> str:
+        """The name of the horizontal axis with its unit."""
+        unit = self.time_axis.unit
+        return f"{unit} of wall clock" if self.time_axis.key == "wall_clock" else unit
 
 
 Sampler = Callable[[Run, TimeAxis, Values], Values]
@@ -223,3 +229,32 @@ def _scores(game: GameResult, label: str, time_axis: TimeAxis, grid: Values) -> 
     rows = [sample_return(run, time_axis, grid) for run in known]
     rows = [rows[index] for index in of_mean(rows, [run.completed for run in known])]
     return normalise(np.array(rows).reshape(len(rows), len(grid)), limits)
+
+
+def curve_data(panel: Panel, runs: bool = False) -> dict[str, Any]:
+    """Return a panel's curves with five significant digits, None where a curve has no value."""
+    return {
+        "key": panel.key,
+        "title": panel.title,
+        "unit": panel.unit,
+        "clock": panel.time_axis.key,
+        "clock_unit": panel.time_axis.unit,
+        "axis": panel.axis,
+        "grid": rounded(panel.grid),
+        "groups": [
+            {
+                "label": curve.label,
+                "planned": curve.planned,
+                "mean": rounded(curve.band.mean),
+                "low": rounded(curve.band.low),
+                "high": rounded(curve.band.high),
+                "n": curve.band.n.tolist(),
+                **({"runs": [rounded(each) for each in curve.runs]} if runs else {}),
+            }
+            for curve in panel.curves
+        ],
+    }
+
+
+def rounded(values: Values) -> list[float | None]:
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]

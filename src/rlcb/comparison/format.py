@@ -87,3 +87,12 @@ def reached_text(time_axis: TimeAxis, found: ThresholdResult | None) -> str:
     if found.median is None:
         return f"not reached {seeds}"
     return f"{window_text(time_axis, found.median / time_axis.scale)} {seeds}"
+
+
+def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return up to `count` + 1 values from `low` to `high`, in steps of 1, 2 or 5 times a power of ten."""
+    least = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [step * index for index in range(first, last + 1)]

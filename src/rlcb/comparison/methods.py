@@ -32,6 +32,9 @@ def methods(comparison: Comparison) -> list[str]:
         "Differences are tested by Welch's t-test, two-sided, adjusted by Holm's method over all pairs of a "
         "figure; over games, the mean of the games' differences with Satterthwaite's degrees of freedom.",
         _normalisation(comparison),
+        "A performance profile is the share of runs with a score above each value τ. The probability of "
+        "improvement P(X > Y) is Mann-Whitney's U divided by the number of pairs of runs. Both are means "
+        "over games (Agarwal et al. 2021).",
     ]
     if any(result.reached for result in comparison.results):
         lines.append(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,18 +14,18 @@ from markupsafe import Markup
 
 from rlcb.comparison.analysis import Comparison, GameResult
 from rlcb.comparison.answer import answer
-from rlcb.comparison.curves import SMOOTH_SHARE, Panel, common_seeds, smoothed
-from rlcb.comparison.exports import curve_data, rounded
+from rlcb.comparison.curves import SMOOTH_SHARE, Panel, common_seeds, curve_data, rounded, smoothed
 from rlcb.comparison.fairness import HARDWARE, SOFTWARE, show, total_threads
 from rlcb.comparison.findings import effort, evaluated_on, findings
 from rlcb.comparison.forest import ForestRow, extent, forest_rows
-from rlcb.comparison.format import window_text
+from rlcb.comparison.format import round_ticks, window_text
 from rlcb.comparison.groups import machine_of, variant_settings
 from rlcb.comparison.methods import methods
 from rlcb.comparison.metrics import TIME_AXES
 from rlcb.comparison.reference import Reference, published_words, reference_table, references
 from rlcb.comparison.runs import Run
 from rlcb.comparison.scaling import scaling_tables
+from rlcb.comparison.scores import improvement_note, improvement_rows, profile_panel, profile_table
 from rlcb.comparison.tables import (
     Table,
     across_table,
@@ -43,8 +42,9 @@ from rlcb.files import strict_json
 from rlcb.text import counted, tick_text
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-SCRIPTS = ("comparison.js", "comparison_controls.js")  # one script in the page, in this order
 TICKS = 5  # approximate number of ticks on the axis of returns
+MARKS = "dot: mean, bar: 95 % interval, rings: seeds"
+SCRIPTS = ("comparison.js", "comparison_controls.js")  # one script in the page, in this order
 
 
 def templates(labels: Sequence[str]) -> Environment:
@@ -75,10 +75,12 @@ def page(comparison: Comparison, panels: dict[str, list[Panel]]) -> str:
     several = comparison.across is not None and len(comparison.across.games) > 1
     score_charts = [_chart(panel, charts) for panel in panels[""]] if several else []
     scores, tests = across_table(comparison), _tests(comparison)
+    spread = _spread(comparison, charts)
     differing, equal = settings_rows(comparison)
     sections = [game["title"] for game in games]
     scaling = scaling_tables(comparison)
     sections += ["Normalised scores"] if scores else []
+    sections += ["Performance profiles"] if spread else []
     sections += ["Scaling over nodes"] if scaling else []
     sections += ["Published PPO"] if published else []
     sections += ["Tests", "Hardware and settings", "Runs", "Methods"]
@@ -101,6 +103,7 @@ def page(comparison: Comparison, panels: dict[str, list[Panel]]) -> str:
             scaling=scaling,
             scores=scores,
             score_charts=score_charts,
+            spread=spread,
             published=[(game, reference_table(each)) for game, each in published.items()],
             tests=tests,
             differing=differing,
@@ -157,6 +160,20 @@ def _game(
     }
 
 
+def _spread(comparison: Comparison, charts: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return what the section of performance profiles shows; None without scores."""
+    panel, table, rows = profile_panel(comparison), profile_table(comparison), improvement_rows(comparison)
+    if panel is None or table is None:
+        return None
+    chart = _chart(panel, charts)
+    chart["title"] = panel.title
+    title = f"Probability of improvement: {panel.title.partition(': ')[2]}"
+    improvement = forest(
+        title, f"{panel.unit}; dot: estimate, bar: 95 % interval", rows, "P(X > Y)", (-0.04, 1.04)
+    )
+    return {"chart": chart, "table": table, "improvement": improvement, "note": improvement_note(rows)}
+
+
 def _chart(panel: Panel, charts: list[dict[str, Any]], reference: Reference | None = None) -> dict[str, Any]:
     """Return the caption of a chart. Adds its data to `charts`."""
     data = curve_data(smoothed(panel), runs=panel.key == "return")
@@ -197,20 +214,25 @@ def forests(game: GameResult) -> list[dict[str, Any]]:
     found = []
     if game.evaluated is not None:
         title = f"Return: {evaluated_on(game)}"
-        found.append(forest(title, f"after {effort(game)[0]}", forest_rows(game, game.evaluated)))
+        found.append(forest(title, f"after {effort(game)[0]}; {MARKS}", forest_rows(game, game.evaluated)))
     for time_axis in reversed(TIME_AXES):
         window = game.windows[time_axis.key]
         if window is not None:
             rows = forest_rows(game, f"return_at_{time_axis.key}")
-            found.append(
-                forest(f"Training return at {time_axis.title}", window_text(time_axis, window.end), rows)
-            )
+            point = f"{window_text(time_axis, window.end)}; {MARKS}"
+            found.append(forest(f"Training return at {time_axis.title}", point, rows))
     return found
 
 
-def forest(title: str, point: str, content: list[ForestRow]) -> dict[str, Any]:
-    """Return a forest plot of raw returns, as places along the axis in percent."""
-    low, high = extent(content)
+def forest(
+    title: str,
+    point: str,
+    content: list[ForestRow],
+    unit: str = "raw return",
+    ends: tuple[float, float] | None = None,
+) -> dict[str, Any]:
+    """Return a forest plot as places along the axis in percent; `ends` are those of the axis."""
+    low, high = ends or extent(content)
 
     def place(value: float) -> str:
         return f"{100 * (value - low) / (high - low):.2f}%"
@@ -224,23 +246,14 @@ def forest(title: str, point: str, content: list[ForestRow]) -> dict[str, Any]:
             if each.low is not None and each.high is not None:
                 row["interval"] = place(each.low), place(each.high)
         rows.append(row)
-    ticks = round_ticks(low, high)
+    ticks = round_ticks(low, high, TICKS if ends is None else 3)
     return {
         "title": title,
         "point": point,
         "rows": rows,
         "ticks": [(place(tick), tick_text(tick, np.array(ticks))) for tick in ticks],
-        "unit": "raw return",
+        "unit": unit,
     }
-
-
-def round_ticks(low: float, high: float, count: int = TICKS) -> list[float]:
-    """Return up to `count` + 1 values from `low` to `high`, in steps of 1, 2 or 5 times a power of ten."""
-    least = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(least))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [step * index for index in range(first, last + 1)]
 
 
 def _tests(comparison: Comparison) -> list[Table]:

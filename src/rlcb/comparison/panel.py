@@ -146,11 +146,7 @@ def _dress(ax: Axes, panel: Panel) -> None:
 
     ax.set_xlim(0, float(panel.grid[-1]))
     ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    ax.set_xlabel(
-        panel.time_axis.unit
-        if panel.time_axis.key == "timesteps"
-        else f"{panel.time_axis.unit} of wall clock"
-    )
+    ax.set_xlabel(panel.axis)
     formatter = FuncFormatter(lambda value, _: count_text(value))
     if panel.time_axis.key == "timesteps":
         ax.xaxis.set_major_formatter(formatter)

@@ -170,6 +170,14 @@ def _threshold_row(game: GameResult, metric: Metric) -> list[list[str]]:
     ]
 
 
+def chosen_pairs(pairs: Sequence[Pair], baseline: str) -> list[Pair]:
+    """Return the pairs that outputs for people show: all of a few groups, of many those with the baseline."""
+    labels = {pair.first for pair in pairs} | {pair.second for pair in pairs}
+    if len(labels) * (len(labels) - 1) / 2 <= MANY_PAIRS or baseline not in labels:
+        return list(pairs)
+    return [pair for pair in pairs if baseline in (pair.first, pair.second)]
+
+
 def pairs_table(pairs: Sequence[Pair], title: str, baseline: str) -> Table:
     """Return the table of tests between groups; with many groups only the tests against the baseline."""
     header = ["First - second", "Difference [95 %]", "Welch's t", "p", "Holm's p"]
@@ -180,10 +188,8 @@ def pairs_table(pairs: Sequence[Pair], title: str, baseline: str) -> Table:
         f"to a threshold), with an interval if both have {ENOUGH} runs and resamples differ; tests need two "
         "seeds in each group"
     )
-    chosen = [pair for pair in pairs if min(pair.counts) > 1]
-    labels = {pair.first for pair in pairs} | {pair.second for pair in pairs}
-    if len(labels) * (len(labels) - 1) / 2 > MANY_PAIRS and baseline in labels:
-        chosen = [pair for pair in chosen if baseline in (pair.first, pair.second)]
+    chosen = [pair for pair in chosen_pairs(pairs, baseline) if min(pair.counts) > 1]
+    if len(chosen_pairs(pairs, baseline)) < len(pairs):
         note += f"; only pairs with {baseline} are shown, the JSON file has all"
     return Table(title, header, [_pair_row(pair) for pair in chosen], note)
 

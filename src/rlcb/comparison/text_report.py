@@ -18,6 +18,7 @@ from rlcb.comparison.format import listed
 from rlcb.comparison.methods import methods
 from rlcb.comparison.reference import reference_table, references
 from rlcb.comparison.scaling import scaling_tables
+from rlcb.comparison.scores import profile_table
 from rlcb.comparison.tables import (
     Table,
     across_table,
@@ -43,8 +44,8 @@ def main_tables(comparison: Comparison) -> list[Table]:
     """Return the main tables: results of each game, scores over games, published results."""
     tables = [results_table(game) for game in comparison.games]
     across = across_table(comparison)
-    tables += [across] if across is not None else []
     tables += scaling_tables(comparison)
+    tables += [table for table in (across, profile_table(comparison)) if table is not None]
     return [*tables, *map(reference_table, references(comparison))]
 
 

@@ -76,13 +76,13 @@ class Chart {
   constructor(figure) {
     this.figure = figure;
     this.panel = data.panels[+figure.dataset.panel];
-    this.full = [0, this.panel.grid[this.panel.grid.length - 1]];
+    this.full = [this.panel.grid[0], this.panel.grid[this.panel.grid.length - 1]];
     this.range = this.full;
     this.svg = figure.appendChild(document.createElementNS(NS, "svg"));
     this.svg.setAttribute("class", "chart");
     this.svg.setAttribute("tabindex", "0");
     this.svg.setAttribute("role", "img");
-    this.svg.setAttribute("aria-label", `${this.panel.title} over ${this.panel.clock_unit}; arrow keys read values, plus and minus zoom`);
+    this.svg.setAttribute("aria-label", `${this.panel.title} over ${this.panel.axis}; arrow keys read values, plus and minus zoom`);
     this.tip = figure.appendChild(document.createElement("div"));
     this.tip.className = "tip";
     this.tip.hidden = true;
@@ -102,7 +102,7 @@ class Chart {
     for (const line of this.panel.reference || [])
       line.x.forEach((x, i) => { if (this.visible(x)) { take(line.mean[i] - line.std[i]); take(line.mean[i] + line.std[i]); } });
     if (low > high) return [0, 1];
-    if (["timesteps", "fps", "memory", "cpu"].includes(this.panel.key)) low = Math.min(0, low);
+    if (["timesteps", "fps", "memory", "cpu", "profile"].includes(this.panel.key)) low = Math.min(0, low);
     const pad = (high - low || Math.abs(high) || 1) * 0.06;
     return [low === 0 ? 0 : low - pad, high + pad];
   }
@@ -152,14 +152,16 @@ class Chart {
       element(svg, "text", { x: this.x(places[i]), y: box.bottom + 18, "text-anchor": "middle" }, text);
     });
     element(svg, "line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom });
-    element(svg, "text", { x: (box.left + box.right) / 2, y: h - 5, "text-anchor": "middle" }, this.panel.clock === "timesteps" ? "timesteps" : `${this.panel.clock_unit} of wall clock`);
+    element(svg, "text", { x: (box.left + box.right) / 2, y: h - 5, "text-anchor": "middle" }, this.panel.axis);
   }
 
   path(values) {
     let text = "", pen = false;
+    const steps = this.panel.key === "profile";
     values.forEach((v, i) => {
       if (v === null) { pen = false; return; }
-      text += `${pen ? "L" : "M"}${this.x(this.panel.grid[i]).toFixed(1)},${this.y(v).toFixed(1)}`;
+      const x = this.x(this.panel.grid[i]).toFixed(1), y = this.y(v).toFixed(1);
+      text += pen && steps ? `H${x}V${y}` : `${pen ? "L" : "M"}${x},${y}`;
       pen = true;
     });
     return text;

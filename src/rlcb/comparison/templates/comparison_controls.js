@@ -31,7 +31,7 @@ Object.assign(Chart.prototype, {
     element(this.svg, "line", { class: "cross", x1: this.x(grid[at]), x2: this.x(grid[at]), y1: this.box.top, y2: this.box.bottom });
     this.tip.replaceChildren();
     const head = this.tip.appendChild(document.createElement("b"));
-    head.textContent = this.panel.clock === "timesteps" ? `${short(grid[at])} timesteps` : `${short(grid[at])} ${this.panel.clock_unit}`;
+    head.textContent = `${short(grid[at])} ${this.panel.clock_unit}`;
     const rows = this.shown().filter((group) => group.mean[at] !== null).sort((a, b) => b.mean[at] - a.mean[at]);
     for (const group of rows) {
       const row = this.tip.appendChild(document.createElement("div"));
