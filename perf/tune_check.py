@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 from functools import partial
 from typing import Any
@@ -61,7 +62,7 @@ def setups(config: Config, recommended: Setup, cores: int) -> list[Setup]:
     for num_envs in sorted({config.env.num_envs, 2 * config.env.num_envs, recommended.num_envs}):
         sizes = MICROBATCHES if num_envs == recommended.num_envs else (recommended.microbatch_size,)
         for values, size in itertools.product(divisions(config, cores), sizes):
-            if num_envs % (values["processes"] * (config.env.group_size or 1)) == 0:
+            if num_envs % math.lcm(values["processes"], config.env.group_size or 1) == 0:
                 values = {**values, "num_envs": num_envs, "microbatch_size": size}
                 setup = recommended.model_copy(update=values)
                 found.setdefault(program(config, setup), setup)

@@ -383,6 +383,18 @@ def test_groups_are_the_largest_divisor_up_to_eight(num_envs: int, expected: int
     assert largest_divisor(num_envs, 8) == expected
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_the_default_group_does_not_depend_on_the_number_of_processes(workers: int, tmp_path: Path) -> None:
+    parallel = load(f"mode: parallel\nenv: {{num_envs: 8}}\nparallel: {{num_workers: {workers}}}", tmp_path)
+    nodes = f"mode: distributed\nenv: {{num_envs: 8}}\ncluster: {{num_nodes: {workers}, num_workers: 1}}"
+    assert parallel.group_size == load(nodes, tmp_path).group_size == 8
+
+
+def test_processes_can_share_a_group_that_is_larger_than_their_environments(tmp_path: Path) -> None:
+    text = "mode: parallel\nenv: {num_envs: 32, group_size: 32}\nparallel: {num_workers: 8}"
+    assert (load(text, tmp_path).envs_per_process, load(text, tmp_path).group_size) == (4, 32)
+
+
 def test_a_group_size_that_is_given_is_kept_also_above_eight(tmp_path: Path) -> None:
     assert load("env: {num_envs: 32, group_size: 16}", tmp_path).group_size == 16
 

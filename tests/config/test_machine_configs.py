@@ -142,7 +142,7 @@ def test_what_is_not_a_matter_of_size_is_that_of_the_default_file(
 ) -> None:
     ours, default = (flat_settings(read(f"{algorithm}_{mode}{end}")) for end in (f"_{machine}", ""))
     sizes = {
-        "env.num_envs", "env.group_size", "training.n_steps", "training.batch_size", "parallel.num_workers",
+        "env.num_envs", "training.n_steps", "training.batch_size", "parallel.num_workers",
         "hardware.num_threads", "impala.num_actors",
     }  # fmt: skip
     assert {key for key in ours if ours[key] != default[key]} <= sizes
@@ -197,11 +197,9 @@ DIFFERENCES: dict[str, dict[str, object]] = {
     "a2c_sequential_highend": {"env.num_envs": 112},
     "a2c_sequential_ryzen7": {"env.num_envs": 64},
     "impala_parallel_highend": {"env.num_envs": 112, "training.n_steps": 128, "impala.num_actors": 7},
-    "impala_parallel_ryzen7": {
-        "env.num_envs": 48, "env.group_size": 6, "training.n_steps": 128, "impala.num_actors": 4,
-    },
+    "impala_parallel_ryzen7": {"env.num_envs": 48, "training.n_steps": 128, "impala.num_actors": 4},
     "impala_sequential_highend": {"env.num_envs": 112, "training.n_steps": 128},
-    "impala_sequential_ryzen7": {"env.num_envs": 48, "env.group_size": 6, "training.n_steps": 128},
+    "impala_sequential_ryzen7": {"env.num_envs": 48, "training.n_steps": 128},
     "ppo_parallel_highend": {
         "env.num_envs": 112, "training.n_steps": 256, "training.batch_size": 3584, "parallel.num_workers": 7,
         "hardware.num_threads": 2,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rlcb.config.games import GAMES, GAMES_WITH_MODE, MAX_LEVEL, procgen_game
 from rlcb.config.settings import EnvConfig
 from rlcb.envs.procgen import NUM_ACTIONS, ProcgenVectorEnv
+from rlcb.envs.vector_env import groups_of
 
 Trajectory = list[tuple[NDArray[Any], ...]]
 
@@ -31,12 +32,13 @@ class Maker:
         num_threads: int = 0,
         render: bool = False,
         max_episode_steps: int | None = None,
+        envs: range | None = None,
         **settings: Any,
     ) -> ProcgenVectorEnv:
         config = EnvConfig.model_validate({"id": env_id, **settings})
         game = procgen_game(env_id)
         assert game is not None
-        env = ProcgenVectorEnv(game, config, seeds, group_size, num_threads, render, max_episode_steps)
+        env = ProcgenVectorEnv(game, config, seeds, group_size, num_threads, render, max_episode_steps, envs)
         self.stack.callback(env.close)
         return env
 
@@ -315,6 +317,34 @@ def test_states_can_be_restored_in_other_groups(make: Maker) -> None:
     wide.set_state(saved)
     actions = actions_for(4, 30, seed=2)
     assert_same(play(wide, actions), play(env, actions))
+
+
+# --- Parts of groups ---
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_parts_of_groups_have_the_levels_and_frames_of_whole_groups(make: Maker, num_threads: int) -> None:
+    whole = make("bigfish", seeds=[3, 4, 5], group_size=4)
+    first_frames, _ = whole.reset()
+    actions = actions_for(12, 200)
+    expected = play(whole, actions)
+    assert sum(int(step[2].sum()) for step in expected) > 12  # each environment drew new levels
+    for envs in (range(1), range(2, 7), range(3, 12), range(6, 7)):
+        groups, inside = groups_of(envs, 4)
+        seeds = [3 + group for group in groups]
+        part = make("bigfish", seeds=seeds, group_size=4, num_threads=num_threads, envs=inside)
+        assert part.num_envs == len(envs)
+        np.testing.assert_array_equal(part.reset()[0], first_frames[envs.start : envs.stop])
+        rows = slice(envs.start, envs.stop)
+        assert_same(play(part, actions[:, rows]), expected, second=rows)
+    np.testing.assert_array_equal(whole.level_seeds()[6:7], part.level_seeds())
+
+
+def test_a_part_of_groups_restarts_with_the_levels_of_the_whole(make: Maker) -> None:
+    seeds = [np.random.SeedSequence(each) for each in (7, 8)]
+    whole, part = make(seeds=[1, 2], group_size=4), make(seeds=[1, 2], group_size=4, envs=range(3, 6))
+    np.testing.assert_array_equal(part.restart(seeds), whole.restart(seeds)[3:6])
+    np.testing.assert_array_equal(part.level_seeds(), whole.level_seeds()[3:6])
 
 
 # --- Rendering ---

@@ -219,6 +219,10 @@ def test_seeds_belong_to_groups_and_a_second_reset_continues_the_random_streams(
     part_env = make("CartPole-v1", groups=2, group_size=2, first_group=1)
     part, _ = part_env.reset()
     np.testing.assert_array_equal(whole[2:], part)
+    seeds = [group_seed(0, group) for group in range(3)]
+    across = make_vector_env(EnvConfig(id="CartPole-v1", num_envs=6), seeds, 2, envs=range(1, 4))
+    np.testing.assert_array_equal(whole[1:4], across.reset()[0])
+    across.close()
     assert len({tuple(each) for each in whole}) == 6
     assert not np.array_equal(part_env.reset()[0], part)
     np.testing.assert_array_equal(part_env.reset(seed=[1, 2, 3, 4])[0], part_env.reset(seed=[1, 2, 3, 4])[0])

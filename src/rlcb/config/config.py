@@ -131,10 +131,13 @@ class Config(Section):
 
     @property
     def group_size(self) -> int:
-        """Environments per native batch, also if env.group_size is null."""
+        """Environments that share one seed, also if env.group_size is null.
+
+        Depends on the number of environments only, so that every number of processes gets equal levels.
+        """
         if self.env.group_size is not None:
             return self.env.group_size
-        return largest_divisor(self.envs_per_process, MAX_GROUP_SIZE) if procgen_game(self.env.id) else 1
+        return largest_divisor(self.env.num_envs, MAX_GROUP_SIZE) if procgen_game(self.env.id) else 1
 
     @model_validator(mode="before")
     @classmethod
@@ -172,11 +175,6 @@ class Config(Section):
             raise ValueError(f"{key} = {processes}: a sequential run has one process")
         if num_envs % processes:
             raise ValueError(f"env.num_envs = {num_envs} must be a multiple of {key} = {processes}")
-        if self.env.group_size is not None and self.envs_per_process % self.env.group_size:
-            raise ValueError(
-                f"env.group_size = {self.env.group_size} must divide the environments of a process, "
-                f"{num_envs} / {processes} = {self.envs_per_process}"
-            )
 
     def _check_cluster(self) -> None:
         if self.mode != "distributed":

@@ -97,8 +97,8 @@ class EnvConfig(Section):
     num_envs: Count = 32
     """Environments in total, over all processes."""
     group_size: Count | None = None
-    """Environments per native batch, which share one seed; null: the largest divisor of the environments per
-    process that is at most 8."""
+    """Environments that share one seed and, within a process, one native batch; null: the largest divisor of
+    num_envs that is at most 8. Does not depend on the number of processes: they can share a group."""
     distribution_mode: DistributionMode = "easy"
     num_levels: NonNegative | None = None
     """Levels to train on, 0 for all; null: 200, or the one level of the distribution mode exploration."""
@@ -256,7 +256,11 @@ class ClusterConfig(Section):
     network_interface: str | None = None
     """Network interface for gradients; null: the one that reaches the first node."""
     compression: Literal["none", "bf16"] = "none"
-    """bf16: send gradients as bfloat16, in half the bytes."""
+    """bf16: send gradients as bfloat16, in half the bytes; they are added as float32."""
+    reduction: Literal["auto", "ring", "hierarchical"] = "auto"
+    """How ranks sum. ring: one ring of all ranks. hierarchical: within each node, then between nodes. auto:
+    both are measured at the start if there are several nodes of several ranks. The sums are equal up to
+    floating-point error."""
     overlap: bool = False
     """Sum the gradients of the last layers while the gradients of the first are computed."""
 

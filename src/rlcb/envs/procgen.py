@@ -48,8 +48,10 @@ def level_options(config: EnvConfig) -> dict[str, int]:
 class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[Any]]):
     """Groups of Procgen environments as a vector environment with same-step autoreset.
 
-    Each group steps in one native call. Observations are uint8 (N, 64, 64, 3), rewards float32 (N,). Procgen
-    reports a time-out as a termination and never shows the last frame of an episode. With `num_threads` > 0
+    Each group steps in one native call. `envs` selects consecutive environments of all groups together; an
+    environment's levels do not depend on which others are selected. Observations are uint8 (N, 64, 64, 3),
+    rewards float32 (N,). Procgen reports a time-out as a termination and never shows the last frame of an
+    episode. With `num_threads` > 0
     each group has that many native threads and all groups step at once; with 0 they step one after another
     in the calling thread. `max_episode_steps` truncates episodes; their final frames are missing, so it is
     for evaluation only.
@@ -64,6 +66,7 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
         num_threads: int = 0,
         render: bool = False,
         max_episode_steps: int | None = None,
+        envs: range | None = None,
     ) -> None:
         self.metadata = {
             "autoreset_mode": AutoresetMode.SAME_STEP,
@@ -71,7 +74,18 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
             "render_fps": 15,
         }
         self.group_size = group_size
-        self.num_envs = group_size * len(group_seeds)
+        envs = envs or range(group_size * len(group_seeds))
+        self.num_envs = len(envs)
+        self._selected = [
+            range(max(envs.start - first, 0), min(envs.stop - first, group_size))
+            for first in range(0, group_size * len(group_seeds), group_size)
+        ]
+        """The environments of each group that are here, by their numbers in the group."""
+        self._rows = [
+            slice(first - envs.start + part.start, first - envs.start + part.stop)
+            for first, part in zip(range(0, group_size * len(group_seeds), group_size), self._selected)
+        ]
+        """The rows of each group in observations and actions."""
         self.max_episode_steps = max_episode_steps
         self.single_observation_space = gymnasium.spaces.Box(0, 255, IMAGE_SHAPE, np.uint8)
         self.single_action_space = gymnasium.spaces.Discrete(NUM_ACTIONS)
@@ -95,7 +109,8 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
         """Replace all groups by new ones with these seeds."""
         self._close_groups()
         self._groups = [
-            ProcgenGym3Env(num=self.group_size, rand_seed=seed, **self._options) for seed in group_seeds
+            self._make_group(seed, selected)
+            for seed, selected in zip(group_seeds, self._selected, strict=True)
         ]
         for group in self._groups:
             # An option of gym3 that Procgen's constructor lacks: `observe` returns its arrays without a copy.
@@ -104,21 +119,35 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
         self._episode_steps = np.zeros(self.num_envs, np.int64)
         self._fresh = True
 
+    def _make_group(self, seed: int, selected: range) -> ProcgenGym3Env:
+        """Return the selected environments of the group with this seed.
+
+        Procgen derives the stream of an environment from the group's seed and from its place in the group.
+        For a part of a group, this method makes the whole group and copies the states of the part.
+        """
+        whole = ProcgenGym3Env(num=self.group_size, rand_seed=seed, **self._options)
+        if len(selected) == self.group_size:
+            return whole
+        states = whole.get_state()[selected.start : selected.stop]
+        whole.close()
+        part = ProcgenGym3Env(num=len(selected), rand_seed=seed, **self._options)
+        part.set_state(states)
+        return part
+
     def _observe(self) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.bool_]]:
         """Return new arrays: observations (N, 64, 64, 3), rewards of the last step (N,), and whether each
         observation is the first of an episode (N,)."""
         observations = np.empty((self.num_envs, *IMAGE_SHAPE), np.uint8)
         rewards = np.empty(self.num_envs, np.float32)
         first = np.empty(self.num_envs, np.bool_)
-        for index, group in enumerate(self._groups):
-            envs = slice(index * self.group_size, (index + 1) * self.group_size)
-            rewards[envs], images, first[envs] = group.observe()
-            observations[envs] = images["rgb"]
+        for rows, group in zip(self._rows, self._groups, strict=True):
+            rewards[rows], images, first[rows] = group.observe()
+            observations[rows] = images["rgb"]
         return observations, rewards, first
 
     def _act(self, actions: NDArray[Any]) -> None:
-        for index, group in enumerate(self._groups):
-            group.act(actions[index * self.group_size : (index + 1) * self.group_size])
+        for rows, group in zip(self._rows, self._groups, strict=True):
+            group.act(actions[rows])
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -177,8 +206,8 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
 
     def set_state(self, states: Sequence[bytes]) -> NDArray[np.uint8]:
         """Restore a saved state in each environment and return the observations."""
-        for index, group in enumerate(self._groups):
-            group.set_state(states[index * self.group_size : (index + 1) * self.group_size])
+        for rows, group in zip(self._rows, self._groups, strict=True):
+            group.set_state(states[rows])
         self._fresh = False
         return self._observe()[0]
 

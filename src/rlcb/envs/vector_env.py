@@ -29,9 +29,12 @@ def make_vector_env(
     num_threads: int = 0,
     render: bool = False,
     max_episode_steps: int | None = None,
+    envs: range | None = None,
 ) -> ProcgenVectorEnv | GymnasiumVectorEnv:
     """Make N = len(group_seeds) * group_size environments; each group is seeded by its own seed.
 
+    `envs` selects consecutive ones of these N, so that several processes can share a group: each process
+    makes its own environments as if it had made all of them.
     Observations are uint8 or float32: images (N, H, W, C) or vectors (N, D). Actions are int64, counted from
     0. Autoreset is same-step; if environment i truncates in a step, `infos["final_obs"][i]` is the episode's
     last observation (Procgen has none). Raises UsageError for an unknown id and for spaces that no algorithm
@@ -40,9 +43,17 @@ def make_vector_env(
     game = procgen_game(config.id)
     if game is not None:
         seeds = [environment_seeds(group, 1)[0] for group in group_seeds]
-        return ProcgenVectorEnv(game, config, seeds, group_size, num_threads, render, max_episode_steps)
-    seeds = [seed for group in group_seeds for seed in environment_seeds(group, group_size)]
-    return GymnasiumVectorEnv(config, seeds, render, max_episode_steps)
+        return ProcgenVectorEnv(game, config, seeds, group_size, num_threads, render, max_episode_steps, envs)
+    envs = envs or range(group_size * len(group_seeds))
+    return GymnasiumVectorEnv(config, group_seeds, group_size, envs, render, max_episode_steps)
+
+
+def groups_of(envs: range, group_size: int) -> tuple[range, range]:
+    """Return the groups that the environments `envs` of a run belong to, and the numbers of these
+    environments counted from the first of these groups."""
+    groups = range(envs.start // group_size, -(-envs.stop // group_size))
+    first = groups.start * group_size
+    return groups, range(envs.start - first, envs.stop - first)
 
 
 def native_threads(num_threads: int) -> int:
@@ -114,15 +125,18 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
     def __init__(
         self,
         config: EnvConfig,
-        seeds: Sequence[int],
+        group_seeds: Sequence[np.random.SeedSequence],
+        group_size: int,
+        envs: range,
         render: bool = False,
         max_episode_steps: int | None = None,
     ) -> None:
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.id = config.id
-        self.num_envs = len(seeds)
-        self._seeds: list[int] | None = list(seeds)
-        self._envs = _make_gymnasium(config, len(seeds), render, max_episode_steps)
+        self.num_envs = len(envs)
+        self.group_size, self._selected = group_size, slice(envs.start, envs.stop)
+        self._seeds: list[int] | None = self._seeds_of(group_seeds)
+        self._envs = _make_gymnasium(config, self.num_envs, render, max_episode_steps)
         if isinstance(self._envs, SyncVectorEnv):
             self._envs.envs = [_Numbered(env, index) for index, env in enumerate(self._envs.envs)]
         self.metadata = {**self._envs.metadata, **self.metadata}
@@ -189,8 +203,12 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
 
     def restart(self, group_seeds: Sequence[np.random.SeedSequence]) -> NDArray[Any]:
         """Start new episodes with one seed per group; return the first observations."""
-        size = self.num_envs // len(group_seeds)
-        return self.reset(seed=[seed for group in group_seeds for seed in environment_seeds(group, size)])[0]
+        return self.reset(seed=self._seeds_of(group_seeds))[0]
+
+    def _seeds_of(self, group_seeds: Sequence[np.random.SeedSequence]) -> list[int]:
+        """Return the seeds of the selected environments of these groups."""
+        size = self.group_size
+        return [seed for group in group_seeds for seed in environment_seeds(group, size)][self._selected]
 
     def get_state(self) -> list[bytes] | None:
         """Return the state of each environment as JSON; None if one holds more than plain data."""

@@ -68,14 +68,12 @@ def candidates(config: Config, cores: int) -> list[int]:
     """Numbers of actors to try: those that divide the environments, around one a core, most first."""
     if config.impala.num_actors is not None:
         return [config.impala.num_actors]
-    environments, size = config.envs_per_node, config.env.group_size or 1
+    environments = config.envs_per_node
     unroll, batch = config.training.n_steps, config.timesteps_per_update // config.num_nodes
     fitting = [
         actors
         for actors in range(1, min(environments, 2 * cores) + 1)
-        if environments % actors == 0
-        and environments // actors % size == 0
-        and batch % (unroll * environments // actors) == 0
+        if environments % actors == 0 and batch % (unroll * environments // actors) == 0
     ]
     fitting = fitting or [1]
     above = [actors for actors in fitting if actors > cores][:1]
@@ -158,7 +156,7 @@ class ActorBench:
 
     def begin(self, size: int) -> None:
         """Be an actor of `size` environments."""
-        from rlcb.config.config import MAX_GROUP_SIZE, largest_divisor
+        from rlcb.config.config import largest_divisor
         from rlcb.envs.vector_env import make_vector_env, spaces_of
         from rlcb.rl.collector import Collector
         from rlcb.rl.communicator import Communicator
@@ -170,7 +168,7 @@ class ActorBench:
         config, seed = self.config, self.config.training.seed
         if self.env is not None:
             self.env.close()
-        group = config.env.group_size or largest_divisor(size, MAX_GROUP_SIZE)
+        group = largest_divisor(size, config.group_size)
         seeds = [group_seed(seed, each) for each in range(size // group)]
         self.env = make_vector_env(config.env, seeds, group, 0)
         spaces = spaces_of(self.env)

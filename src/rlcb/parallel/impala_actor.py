@@ -13,7 +13,7 @@ import torch
 
 from rlcb import cpu, seeding
 from rlcb.envs.spaces import Spaces
-from rlcb.envs.vector_env import make_vector_env, native_threads, spaces_of
+from rlcb.envs.vector_env import groups_of, make_vector_env, native_threads, spaces_of
 from rlcb.errors import Interrupted
 from rlcb.parallel.parameter_snapshot import ParameterSnapshot
 from rlcb.parallel.unroll_store import UnrollStore
@@ -49,11 +49,11 @@ class Actor:
         self.timer = PhaseTimer()
         cpu.set_torch_threads(1)
         os.nice(config.impala.actor_nice)
-        first_group = self.first_env // config.group_size
-        self.groups = range(first_group, first_group + config.envs_per_process // config.group_size)
+        run_envs = range(self.first_env, self.first_env + config.envs_per_process)
+        self.groups, envs = groups_of(run_envs, config.group_size)
         seed = config.training.seed
         seeds = [seeding.group_seed(seed, group) for group in self.groups]
-        self.env = make_vector_env(config.env, seeds, config.group_size, native_threads(1))
+        self.env = make_vector_env(config.env, seeds, config.group_size, native_threads(1), envs=envs)
         self.spaces: Spaces = spaces_of(self.env)
         self.model = make_model(config.model, self.spaces, seed, config.hardware.kernels)
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from rlcb.config.config import Config
@@ -72,10 +73,10 @@ def with_envs(config: Config, num_envs: int) -> Config:
 def environment_counts(config: Config, processes: int, largest: int) -> Iterator[int]:
     """Yield the total numbers of environments to consider.
 
-    First the configuration's, rounded up to a multiple of processes and group size, then its doubles up to
-    `largest` environments per process.
+    First the configuration's, rounded up to a multiple of processes and of the group size, then its doubles
+    up to `largest` environments per process.
     """
-    unit = processes * (config.env.group_size or 1)
+    unit = math.lcm(processes, config.env.group_size or 1)
     count = -(-config.env.num_envs // unit) * unit
     yield count
     while 2 * count <= largest * processes:

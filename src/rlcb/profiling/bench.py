@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rlcb import cpu, seeding
 from rlcb.config.config import MAX_GROUP_SIZE, Config, largest_divisor
 from rlcb.config.settings import EnvConfig
-from rlcb.envs.vector_env import make_vector_env, native_threads, spaces_of
+from rlcb.envs.vector_env import groups_of, make_vector_env, native_threads, spaces_of
 from rlcb.parallel.gloo import GlooCommunicator, use_loopback
 from rlcb.rl.activation_cache import ActivationCache, activation_bytes
 from rlcb.rl.collector import sample_actions
@@ -94,8 +94,9 @@ class MachineBench:
 
     def _environments(self, env: EnvConfig, count: int, threads: int) -> Any:
         size = env.group_size or largest_divisor(count, MAX_GROUP_SIZE)
-        seeds = [seeding.group_seed(self.config.training.seed, group) for group in range(count // size)]
-        return make_vector_env(env, seeds, size, native_threads(threads))
+        groups, envs = groups_of(range(count), size)
+        seeds = [seeding.group_seed(self.config.training.seed, group) for group in groups]
+        return make_vector_env(env, seeds, size, native_threads(threads), envs=envs)
 
     def _model(self, layout: str, precision: str) -> tuple[ActorCritic, Tensor]:
         """Return a network and the flat vector of its gradients, as a learner has them."""

@@ -18,7 +18,7 @@ import torch
 
 from rlcb import seeding
 from rlcb.config.config import Config, caches_activations
-from rlcb.envs.vector_env import make_vector_env, native_threads, spaces_of
+from rlcb.envs.vector_env import groups_of, make_vector_env, native_threads, spaces_of
 from rlcb.errors import UsageError
 from rlcb.rl.activation_cache import ActivationCache, activation_bytes
 from rlcb.rl.collector import Collector, join_states, slice_state
@@ -54,10 +54,10 @@ class Trainer(LearningProcess):
         """
         training, seed, count = config.training, config.training.seed, config.envs_per_process
         self.first_env = communicator.rank * count
-        first_group = self.first_env // config.group_size
-        self.groups = range(first_group, first_group + count // config.group_size)
+        self.groups, envs = groups_of(range(self.first_env, self.first_env + count), config.group_size)
         group_seeds = [seeding.group_seed(seed, group) for group in self.groups]
-        self.env = make_vector_env(config.env, group_seeds, config.group_size, native_threads(num_threads))
+        threads = native_threads(num_threads)
+        self.env = make_vector_env(config.env, group_seeds, config.group_size, threads, envs=envs)
         super().__init__(config, communicator, num_threads, heartbeat, PhaseTimer(), spaces_of(self.env))
         self.rollout, self.local_rollout = self._make_rollout(rollout_memory)
         cache = self.learner.activation_cache = self._make_activation_cache(heartbeat)
