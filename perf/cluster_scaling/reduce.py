@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,8 @@ RANK_SECONDS = 120.0
 def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds: float) -> dict[str, Any]:
     """Return the measurements of `per_host` ranks on each host.
 
-    They are `all_reduce`, bytes -> seconds; `hidden`, bytes -> the share that computing hides; `gather`,
+    They are `all_reduce`, bytes -> seconds; `hierarchical`, the same of sums within hosts first, with several
+    ranks on each of several hosts; `hidden`, bytes -> the share that computing hides; `gather`,
     seconds; `connections`, open sockets of rank 0. `seconds` is how long to repeat each.
     """
     ranks, cores = len(hosts.names) * per_host, sorted(os.sched_getaffinity(0))
@@ -61,7 +63,7 @@ def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds:
             pinned = ["taskset", "-c", cores[rank]] if ranks <= len(cores) else []
             words = [*hosts.enter(rank // per_host), *pinned, sys.executable]
             words += ["-m", "perf.cluster_scaling.reduce", "--rank", rank, *place, "--seconds", seconds]
-            words += ["--bytes", *sizes]
+            words += ["--per-host", per_host, "--bytes", *sizes]
             processes.append(
                 subprocess.Popen(
                     [str(word) for word in words],
@@ -79,7 +81,8 @@ def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds:
     if any(process.returncode for process in processes):
         raise RuntimeError("a rank of an all-reduce failed")
     found: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
-    found["all_reduce"] = {int(size): value for size, value in found["all_reduce"].items()}
+    for name in ("all_reduce", "hierarchical"):
+        found[name] = {int(size): value for size, value in found[name].items()}
     return found
 
 
@@ -89,6 +92,7 @@ def be_rank(arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
+    from rlcb.cluster.summation import Hierarchy
     from rlcb.parallel.gloo import GlooCommunicator
 
     torch.set_num_threads(1)
@@ -96,12 +100,20 @@ def be_rank(arguments: argparse.Namespace) -> None:
     store = dist.TCPStore(arguments.address, arguments.port, is_master=rank == 0, wait_for_workers=False)
     communicator = GlooCommunicator(store, rank, ranks, RANK_SECONDS)
     compute = fixed_work(COMPUTE_SECONDS)
-    found: dict[str, Any] = {"all_reduce": {}, "hidden": {}}
+    found: dict[str, Any] = {"all_reduce": {}, "hidden": {}, "hierarchical": {}}
+    hierarchy = None
+    if 1 < arguments.per_host < ranks:
+        nodes = [range(first, first + arguments.per_host) for first in range(0, ranks, arguments.per_host)]
+        hierarchy = Hierarchy(rank, nodes, timedelta(seconds=RANK_SECONDS))
     for size in arguments.bytes:
         message = torch.zeros(max(1, size // 4))
         count = IN_A_ROW if size == SMALL else 1
         work = partial(times, count, communicator.sum_, message)
         found["all_reduce"][size] = alone = timed(compute, work, communicator, arguments.seconds) / count
+        if hierarchy is not None:
+            work = partial(times, count, hierarchy.sum_, message)
+            nested = timed(compute, work, communicator, arguments.seconds) / count
+            found["hierarchical"][size] = nested
         if size != SMALL:
             both = timed(compute, partial(overlapped, compute, message), communicator, arguments.seconds)
             found["hidden"][size] = hidden_share(alone, timed(nothing, compute, communicator, 0.2), both)
@@ -190,7 +202,7 @@ def gather_seconds(communicator: GlooCommunicator, seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, kind in (("rank", int), ("size", int), ("port", int), ("seconds", float)):
+    for name, kind in (("rank", int), ("size", int), ("per-host", int), ("port", int), ("seconds", float)):
         parser.add_argument(f"--{name}", type=kind, required=True)
     parser.add_argument("--address", required=True)
     parser.add_argument("--device", required=True)

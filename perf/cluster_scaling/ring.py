@@ -92,6 +92,20 @@ def hierarchical_parts(
     return parts
 
 
+def nested_ring_parts(size: float, nodes: int, per_node: int, network: Hop, local: Hop) -> dict[str, float]:
+    """The program's hierarchical sum: gloo sums to the first rank of each node, these ranks make a ring, and
+    gloo broadcasts the result in each node.
+
+    Gloo's sum to one rank is half a ring and a gathering of the segments; its broadcast is a tree.
+    """
+    parts = ring_parts(size, nodes, 1, network, local)
+    if per_node > 1:
+        rounds = math.ceil(math.log2(per_node))
+        parts["latency, node"] += (per_node - 1 + 1 + rounds) * local.latency
+        parts["bytes"] += (2 * (per_node - 1) / per_node + rounds) * size / local.bandwidth
+    return parts
+
+
 def add(one: Mapping[str, float], other: Mapping[str, float], times: float = 1.0) -> dict[str, float]:
     """The sums of two mappings with the same names, the second one several times."""
     return {name: value + times * other[name] for name, value in one.items()}

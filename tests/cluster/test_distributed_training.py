@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,12 +63,14 @@ def test_two_ranks_under_torchrun(alone: tuple[str, Path], tmp_path: Path) -> No
     assert "1 x 2" in output
 
 
+@pytest.mark.parametrize("reduction", ["auto", "hierarchical"])
 def test_two_nodes_of_two_workers_that_overlap_the_sum_with_the_backward_pass(
-    alone: tuple[str, Path], tmp_path: Path
+    alone: tuple[str, Path], tmp_path: Path, reduction: str
 ) -> None:
     algorithm, folder = alone
     target = tmp_path / "4"
     extra = ("--num-workers", 2, "--set", "cluster.overlap=true", "--output-dir", target)
+    extra += ("--set", f"cluster.reduction={reduction}")
     with Nodes(cluster_runs.own_address()) as nodes:
         nodes.start(f"train.py --algorithm {algorithm} --mode distributed", *FLAGS[algorithm], *extra)
         (code, output, errors), (other_code, other_output, other_errors) = nodes.wait(120)
@@ -81,8 +84,25 @@ def test_two_nodes_of_two_workers_that_overlap_the_sum_with_the_backward_pass(
     assert [name.split(" on ")[0] for name in names] == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert record["slowest_rank"]["name"] in names
     assert all(sum(p["share"] for p in w["time_breakdown"].values()) > 0.9 for w in record["workers"])
+    assert_reduction(record["reduction"], reduction, output)
     assert record["config"]["cluster"]["num_nodes"] == 2
     assert record["config"]["cluster"]["num_workers"] == 2
+
+
+def assert_reduction(found: dict[str, Any], wanted: str, output: str) -> None:
+    """The run recorded and printed how it sums and, with auto, what it measured."""
+    used, said = found["used"], " ".join(output.split())
+    ways = {"ring": "one ring of all ranks", "hierarchical": "within nodes, then between them"}
+    assert f"gradient sums {ways[used]}" in said
+    if wanted == "auto":
+        ring, hierarchical = found["ring_seconds"], found["hierarchical_seconds"]
+        assert used == ("hierarchical" if hierarchical <= 0.9 * ring else "ring")
+        assert f"(measured: ring {ring * 1e3:.3g} ms, within nodes first {hierarchical * 1e3:.3g} ms)" in said
+        assert found["bytes"] > 4 * 4000  # the parameters of the MLP for CartPole
+    else:
+        assert found == {
+            "used": wanted, "bytes": None, "ring_seconds": None, "hierarchical_seconds": None,
+        }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import pickle
+import statistics
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from rlcb.cluster.gradient_reduction import BucketReduction, CompressedReduction
+from rlcb.cluster.summation import Hierarchy, Ring, Summation, SumThread
 from rlcb.cluster.watchdog import Watchdog
 from rlcb.config.settings import ClusterConfig
 from rlcb.errors import PeerLost, RunError, UsageError, first_line
@@ -24,6 +28,11 @@ from rlcb.rl.communicator import Reduction
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
+MANY_RANKS = 256
+"""Above this many ranks, compression is untested."""
+CLEARLY = 0.9
+"""The hierarchical sum is chosen if it takes at most this share of the ring's time."""
+TRIALS = 3  # of each way to sum
 MAX_DIFFERENCE = 1e-4  # between parameters after 100 equal updates on different kinds of processors
 CHECK_SECONDS = 0.2  # between two checks that the other ranks are alive
 
@@ -42,6 +51,10 @@ class ClusterCommunicator(GlooCommunicator):
         self.names = watch.names
         self.config = config
         self.watch = watch
+        self.summation: Summation = Ring()
+        self.sum_thread = SumThread()
+        self.trial: dict[str, Any] = dict.fromkeys(("bytes", "ring_seconds", "hierarchical_seconds"))
+        """The seconds of each way to sum a vector of so many bytes; None if they were not measured."""
         self._connect_all(store)
 
     def _connect_all(self, store: Any) -> None:
@@ -108,6 +121,21 @@ class ClusterCommunicator(GlooCommunicator):
             except RuntimeError as error:
                 raise self.watch.agree(PeerLost(first_line(error))) from error
 
+    def begin_sum(self, tensor: torch.Tensor, compress: bool = False) -> Any:
+        """Start the sum of a tensor over all ranks, in place, and return the handle that `wait` takes.
+
+        With `compress`, numbers travel between nodes as bfloat16 and are added as float32.
+        """
+        if isinstance(self.summation, Ring) and self.config.compression == "none":
+            return self.begin(
+                dist.all_reduce, tensor
+            )  # compressed sums and these must not overtake each other
+        return self.sum_thread.submit(lambda: self.summation.sum_(tensor, compress))
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.wait(self.begin_sum(tensor))
+        return tensor
+
     def boundary(self, elapsed: float, signal_number: int) -> tuple[float, int]:
         asked = [float(signal_number == each) for each in StopSignal.SIGNALS]
         time_now, *counts = self.sum_floats([elapsed if self.is_main else 0.0, *asked])
@@ -169,7 +197,57 @@ class ClusterCommunicator(GlooCommunicator):
             )
         tensor.copy_(reference)
 
+    def choose_summation(self, sums: torch.Tensor) -> None:
+        """Sum as `cluster.reduction` says from now on. `auto` measures both ways with vectors like `sums`."""
+        wanted = self.config.reduction
+        if wanted == "ring" or (wanted == "auto" and 1 in (self.local_size, self.num_nodes)):
+            return
+        nodes = [
+            range(first, first + self.local_size) for first in range(0, self.world_size, self.local_size)
+        ]
+        timeout = timedelta(seconds=10 * max(60.0, self.config.timeout_seconds))
+        hierarchy = self.wait_for_peers(lambda: Hierarchy(self.rank, nodes, timeout))
+        calm_network_thread()
+        if wanted == "auto":
+            ways: dict[str, Summation] = {"ring": self.summation, "hierarchical": hierarchy}
+            self.trial = {"bytes": sums.nbytes, **self._time_sums(sums, ways)}
+            if self.trial["hierarchical_seconds"] > CLEARLY * self.trial["ring_seconds"]:
+                return
+        self.summation = hierarchy
+
+    def _time_sums(self, sums: torch.Tensor, ways: dict[str, Summation]) -> dict[str, float]:
+        """Return the median seconds of a sum of the vector's size in each way, equal on all ranks."""
+        compress, vector = self.config.compression != "none", torch.zeros_like(sums)
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(1 + TRIALS):  # the first one warms up
+            for name, way in ways.items():
+                self.barrier()
+                start = time.perf_counter()
+                self.wait(self.sum_thread.submit(partial(way.sum_, vector, compress)))
+                seconds[name].append(time.perf_counter() - start)
+        medians = [self.from_main(statistics.median(found[1:])) for found in seconds.values()]
+        return {f"{name}_seconds": round(median, 6) for name, median in zip(ways, medians, strict=True)}
+
+    def facts(self) -> dict[str, str]:
+        text = (
+            "one ring of all ranks" if isinstance(self.summation, Ring) else "within nodes, then between them"
+        )
+        if self.trial["bytes"] is not None:
+            ring, hierarchical = (self.trial[f"{name}_seconds"] * 1e3 for name in ("ring", "hierarchical"))
+            text += f" (measured: ring {ring:.3g} ms, within nodes first {hierarchical:.3g} ms)"
+        return {"gradient sums": text}
+
+    def metrics(self) -> dict[str, Any]:
+        used = "ring" if isinstance(self.summation, Ring) else "hierarchical"
+        return {"reduction": {"used": used, **self.trial}}
+
     def reduction(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Reduction:
+        self.choose_summation(sums)
+        if self.config.compression != "none" and self.world_size > MANY_RANKS and self.is_main:
+            logger.warning(
+                "cluster.compression = %s with %d ranks: more than %d are untested, compare with none",
+                *(self.config.compression, self.world_size, MANY_RANKS),
+            )
         if self.config.overlap:
             return BucketReduction(self, sums, parameters, self.config.compression)
         if self.config.compression != "none":

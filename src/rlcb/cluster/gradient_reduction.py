@@ -1,4 +1,4 @@
-"""Two ways to sum gradients faster over a slow network.
+"""Two ways to sum gradients faster over a slow network (a third: summation.py).
 
 Compression (`cluster.compression`) sends each number with fewer bits. Overlap (`cluster.overlap`) sends the
 gradients of the last layers, which the backward pass computes first, while it computes the others.
@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
-from rlcb.rl.communicator import Communicator, Reduction
+from rlcb.rl.communicator import Reduction
 
 BUCKET_BYTES = 1 << 20  # in a smaller bucket, latency outweighs the transfer
 
@@ -20,30 +19,29 @@ BUCKET_BYTES = 1 << 20  # in a smaller bucket, latency outweighs the transfer
 class AsyncCommunicator(Protocol):
     """A communicator whose operations can be started, and awaited later: a ClusterCommunicator."""
 
-    def begin(self, operation: Any, *arguments: Any, **options: Any) -> Any:
-        """Start a torch.distributed operation and return its handle."""
+    def begin_sum(self, tensor: torch.Tensor, compress: bool = False) -> Any:
+        """Start the sum of a tensor over all ranks, in place, and return its handle. With `compress`, numbers
+        are sent as bfloat16 and added as float32."""
 
     def wait(self, work: Any) -> None:
         """Wait until the operation with this handle is done."""
 
 
 class CompressedReduction(Reduction):
-    """Sums the gradient in bfloat16 (8 bits of mantissa, the range of float32), statistics in float32.
+    """Sends the gradient as bfloat16 (8 bits of mantissa, the range of float32), statistics as float32.
 
     Every rank gets the same rounded sum.
     """
 
-    def __init__(self, communicator: Communicator, sums: torch.Tensor, size: int) -> None:
+    def __init__(self, communicator: Any, sums: torch.Tensor, size: int) -> None:
         """`sums` holds `size` numbers of the gradient, then the statistics."""
         super().__init__(communicator, sums)
+        self.async_communicator: AsyncCommunicator = communicator
         self.gradient, self.statistics = sums[:size], sums[size:]
-        self.small = torch.empty(size, dtype=torch.bfloat16)
 
     def finish(self) -> None:
-        self.small.copy_(self.gradient)
-        self.communicator.sum_(self.small)
-        self.gradient.copy_(self.small)
-        self.communicator.sum_(self.statistics)
+        for part, compress in ((self.gradient, True), (self.statistics, False)):
+            self.async_communicator.wait(self.async_communicator.begin_sum(part, compress))
 
 
 class BucketReduction(Reduction):
@@ -63,8 +61,8 @@ class BucketReduction(Reduction):
         """(first parameter, start, end in `sums`) of each bucket, in the order of sending."""
         self.missing: list[int] = []
         """Gradients that each bucket still lacks; empty outside the last backward pass of a minibatch."""
-        self.works: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
-        """(handle, tensor that is summed, its part of `sums`) of each bucket that has been sent."""
+        self.works: list[Any] = []
+        """The handle of each bucket that has been sent."""
         size = self.buckets[0][2]
         self.statistics = sums[size:]
         self._bucket_of = [
@@ -88,21 +86,16 @@ class BucketReduction(Reduction):
 
     def _send(self, bucket: int) -> None:
         _, start, end = self.buckets[bucket]
-        part = self.sums[start:end]
-        sent = part.to(torch.bfloat16) if self.compress else part
-        self.works.append((self.async_communicator.begin(dist.all_reduce, sent), sent, part))
+        self.works.append(self.async_communicator.begin_sum(self.sums[start:end], self.compress))
 
     def finish(self) -> None:
         self.missing = []
         while len(self.works) < len(self.buckets):
             self._send(len(self.works))
-        last = self.async_communicator.begin(dist.all_reduce, self.statistics)
-        for work, sent, part in self.works:
+        last = self.async_communicator.begin_sum(self.statistics)
+        for work in (*self.works, last):
             self.async_communicator.wait(work)
-            if self.compress:
-                part.copy_(sent)
         self.works = []
-        self.async_communicator.wait(last)
 
 
 def buckets_of(sizes: Sequence[int], bucket_bytes: int = BUCKET_BYTES) -> list[tuple[int, int, int]]:

@@ -128,9 +128,11 @@ def require_own_address(world: World) -> None:
 def files_needed(world: World) -> int:
     """Return how many files this process opens at most.
 
-    Gloo opens one connection to each rank. A rank 0 that keeps the store has three more from each rank.
+    Gloo opens one connection to each rank, and for hierarchical sums one more to each rank of the node and to
+    each node. A rank 0 that keeps the store has three more from each rank.
     """
-    return (4 if world.rank == 0 and not world.hosted else 1) * world.size + OTHER_FILES
+    groups = world.num_nodes + world.num_workers if world.num_nodes > 1 and world.num_workers > 1 else 0
+    return (4 if world.rank == 0 and not world.hosted else 1) * world.size + groups + OTHER_FILES
 
 
 def raise_file_limit(world: World) -> None:

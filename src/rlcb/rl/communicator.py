@@ -117,6 +117,14 @@ class Communicator:
     def require_equal(self, tensor: torch.Tensor, what: str) -> None:
         """Raise RunError, naming `what`, if a tensor is not bit for bit equal in every process."""
 
+    def facts(self) -> dict[str, str]:
+        """Return how processes communicate, as {name: text} for the settings that a run prints."""
+        return {}
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what this kind of group adds to benchmark_metrics.json."""
+        return {}
+
     def close(self) -> None:
         """Leave the group of processes."""
 

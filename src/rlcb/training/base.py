@@ -133,6 +133,7 @@ class LearningProcess:
             if reason is None
             else f"torch, because there are no native ones: {reason}",
             "threads": f"{self.num_threads} per process, gradients in microbatches of {self.microbatch_size}",
+            **self.communicator.facts(),
         }
 
     def iterate(self, learning_rate: float) -> Update:

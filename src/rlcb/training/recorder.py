@@ -213,7 +213,7 @@ class Recorder:
                 )
             ],
         }
-        metrics |= self.trainer.metrics()
+        metrics |= self.trainer.metrics() | self.trainer.communicator.metrics()
         record = write_record(self.folder, self.config, status, metrics, self.trainer.model.kernels)
         print_summary(record, self.folder.root, checkpoint)
 

@@ -1,0 +1,124 @@
+"""Speed-up by summing within each node first: two hosts of several ranks connected by a shaped link.
+
+    venv/bin/python -m perf.cluster_hierarchy --rate 100mbit [--ranks 4] [--rounds 3] [--only sums runs]
+
+As root, with iproute2: the hosts are network namespaces of this machine, and their ranks share its cores.
+First the time of a sum of a few bytes and of a gradient of the Nature CNN, next to what the model of
+docs/scaling.md computes. Then the timesteps per second of A2C, which sums most often, in alternating rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perf.cluster_scaling.data import load
+from perf.cluster_scaling.link import hosts
+from perf.cluster_scaling.reduce import SMALL, all_reduce_times
+from perf.cluster_scaling.ring import link_hop, nested_ring_parts, ring_parts
+from perf.measure import RESULTS, interleave, save, table
+from tests import runs
+from tests.cluster_runs import Nodes, two_hosts
+
+NODES, GRADIENT = 2, 1_369_792  # bytes of the Nature CNN's gradient
+RATES = {"10mbit": 1e7, "100mbit": 1e8, "1gbit": 1e9}
+RING = "ring"
+WAYS = {
+    RING: ("--set", "cluster.reduction=ring"),
+    "hierarchical": ("--set", "cluster.reduction=hierarchical"),
+    "hierarchical, overlap": ("--set", "cluster.reduction=hierarchical", "--set", "cluster.overlap=true"),
+    "hierarchical, bf16": ("--set", "cluster.reduction=hierarchical", "--set", "cluster.compression=bf16"),
+}
+STEPS, UPDATES, WARM = 16, 14, 4
+
+
+def measure_sums(rate: str, ranks: int, seconds: float) -> list[dict[str, Any]]:
+    """Return one row per way and size: seconds of a sum, measured and computed."""
+    with hosts(NODES, RATES[rate]) as place:
+        found = all_reduce_times(place, ranks, (SMALL, GRADIENT), seconds)
+    machine = load(RESULTS).machine()
+    network = link_hop(machine.wire, RATES[rate], 0.0)
+    models = {RING: ring_parts, "hierarchical": nested_ring_parts}
+    measured = {RING: found["all_reduce"], "hierarchical": found["hierarchical"]}
+    return [
+        {
+            "way": way,
+            "bytes": size,
+            "measured": measured[way][size],
+            "computed": sum(models[way](size, NODES, ranks, network, machine.local).values()),
+        }
+        for size in (SMALL, GRADIENT)
+        for way in models
+    ]
+
+
+def measure_run(rate: str, ranks: int, flags: Sequence[str], waits: list[float]) -> float:
+    """Return timesteps per second of A2C, the median over updates; add the seconds of `sync` to `waits`."""
+    with tempfile.TemporaryDirectory() as folder, two_hosts(rate) as (names, address):
+        with Nodes(address, names) as nodes:
+            envs = 4 * NODES * ranks
+            nodes.start(
+                "train.py --algorithm a2c --mode distributed", "--env", "coinrun", "--num-envs", envs,
+                "--n-steps", STEPS, "--set", "model.architecture=nature", "--num-workers", ranks,
+                "--set", "logging.tensorboard=false", "--set", "parallel.check_every=1000000",
+                "--total-timesteps", envs * STEPS * UPDATES, "--output-dir", Path(folder) / "run", *flags,
+            )  # fmt: skip
+            for code, _, errors in nodes.wait(300):
+                if code:
+                    raise SystemExit(errors)
+        rows = runs.rows(Path(folder) / "run")[WARM:]
+    waits.append(statistics.median(row["profile/sync_seconds"] for row in rows))
+    return statistics.median(row["time/fps"] for row in rows)
+
+
+def describe_sums(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["| sum | bytes | measured, ms | computed, ms | error |", "|---|---|---|---|---|"]
+    for row in rows:
+        error = row["computed"] / row["measured"] - 1
+        times = f"{row['measured'] * 1e3:,.2f} | {row['computed'] * 1e3:,.2f}"
+        lines.append(f"| {row['way']} | {row['bytes']:,} | {times} | {error:+.0%} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rate", choices=RATES, default="100mbit", help="the link, as tc writes it")
+    parser.add_argument("--ranks", type=int, default=4, help="ranks of each host")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each sum")
+    parser.add_argument("--only", nargs="+", choices=("sums", "runs"), default=("sums", "runs"))
+    options = parser.parse_args()
+    texts = [f"{NODES} hosts of {options.ranks} ranks each, joined by a link of {options.rate}"]
+    data: dict[str, Any] = {"rate": options.rate, "ranks": options.ranks}
+    if "sums" in options.only:
+        data["sums"] = measure_sums(options.rate, options.ranks, options.seconds)
+        texts.append(describe_sums(data["sums"]))
+    if "runs" in options.only:
+        waits: dict[str, list[float]] = {name: [] for name in WAYS}
+        comparison = interleave(
+            {
+                name: partial(measure_run, options.rate, options.ranks, flags, waits[name])
+                for name, flags in WAYS.items()
+            },
+            options.rounds,
+        )
+        data |= {"rates": comparison.rates, "sync_seconds": waits}
+        texts.append(
+            f"A2C on coinrun, Nature CNN, {4 * NODES * options.ranks} environments x {STEPS} steps, "
+            f"{options.rounds} rounds in turn"
+        )
+        texts.append(table(comparison, RING, "timesteps/s"))
+        for name, seconds in waits.items():
+            texts.append(f"- {name}: {statistics.median(seconds):.3f} s of an update wait for sums")
+    save(f"cluster_hierarchy_{options.rate}_{'_'.join(options.only)}", "\n\n".join(texts), data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Sums over all ranks at once and within nodes first, between real processes over gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlcb.cluster.summation import Hierarchy, Ring, SumThread, rounded_total
+from rlcb.parallel.gloo import use_loopback
+
+pytestmark = pytest.mark.timeout(120)
+
+SIZE = 1003  # no multiple of the number of ranks or nodes
+LIMIT = timedelta(seconds=60)
+NODES = {"equal nodes": [[0, 1], [2, 3]], "unequal nodes": [[0, 1, 2], [3]], "one node": [[0, 1, 2, 3]]}
+
+
+def vector(rank: int) -> torch.Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(rank))
+
+
+def be_rank(rank: int, folder: str, nodes: list[list[int]], results: Any) -> None:
+    """Sum in every way; put what this rank gets into `results`."""
+    use_loopback()
+    torch.set_num_threads(1)
+    size = sum(map(len, nodes))
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size, timeout=LIMIT
+    )
+    found = {}
+    for name, way in (("ring", Ring()), ("hierarchy", Hierarchy(rank, nodes, LIMIT))):
+        for compress in (False, True):
+            found[name, compress] = vector(rank)
+            way.sum_(found[name, compress], compress)
+        found[name, "int64"] = torch.tensor([rank, 2**40 * rank])
+        way.sum_(found[name, "int64"])
+    thread = SumThread()
+    vectors = [vector(rank) * number for number in range(1, 6)]
+    for work in [thread.submit(lambda each=each: way.sum_(each)) for each in vectors]:
+        work.wait(LIMIT)
+    found["in order"] = torch.stack(vectors)
+    results.put((rank, {key: value.numpy() for key, value in found.items()}))
+    dist.barrier()
+
+
+@pytest.fixture(scope="module", params=NODES)
+def sums(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    """What each rank got, by rank."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    results, nodes = context.Queue(), NODES[request.param]
+    folder = str(tmp_path_factory.mktemp("store"))
+    processes = [context.Process(target=be_rank, args=(rank, folder, nodes, results)) for rank in range(4)]
+    for process in processes:
+        process.start()
+    found = dict(results.get(timeout=90) for _ in processes)
+    for process in processes:
+        process.join(30)
+    return [found[rank] for rank in range(4)]
+
+
+@pytest.mark.parametrize("way", ["ring", "hierarchy"])
+def test_every_rank_gets_the_sum(sums: list[dict[Any, Any]], way: str) -> None:
+    expected = sum(vector(rank).double() for rank in range(4))
+    for found in sums:
+        assert abs(found[way, False] - expected.numpy()).max() < 1e-6
+        assert found[way, "int64"].tolist() == [6, 6 * 2**40]
+        assert (found[way, False] == sums[0][way, False]).all()
+
+
+@pytest.mark.parametrize("way", ["ring", "hierarchy"])
+def test_compressed_sums_are_rounded_once_before_and_once_after(sums: list[dict[Any, Any]], way: str) -> None:
+    magnitudes = sum(vector(rank).abs() for rank in range(4)).numpy()
+    expected = sum(vector(rank).double() for rank in range(4)).numpy()
+    bound = 2**-8 * 1.01 * (magnitudes + abs(expected))  # half a unit of 8 bits, of the terms and of the sum
+    for found in sums:
+        assert (abs(found[way, True] - expected) <= bound).all()
+        assert (found[way, True] == sums[0][way, True]).all()
+
+
+def test_compression_rounds_every_number_that_leaves_a_node(sums: list[dict[Any, Any]]) -> None:
+    rounded = torch.from_numpy(sums[0]["ring", True])
+    assert torch.equal(rounded, rounded.to(torch.bfloat16).float())
+
+
+def test_sums_in_the_thread_are_made_in_order(sums: list[dict[Any, Any]]) -> None:
+    expected = sum(vector(rank) for rank in range(4)).numpy()
+    for found in sums:
+        for number, result in enumerate(found["in order"], 1):
+            assert abs(result - number * expected).max() < 1e-5
+
+
+def test_compression_over_many_ranks_adds_in_float32() -> None:
+    """Added in bfloat16, 1,024 thirds would stop at 128, where a third is less than half a unit."""
+    numbers = torch.full((1024, 1), 1 / 3).to(torch.bfloat16)
+    assert abs(float(rounded_total(numbers)) / (1024 / 3) - 1) < 2**-8
+    in_bfloat16 = torch.zeros(1, dtype=torch.bfloat16)
+    for number in numbers:
+        in_bfloat16 += number
+    assert float(in_bfloat16) < 200
+
+
+def test_a_pending_sum_times_out_and_passes_errors_on() -> None:
+    release = threading.Event()
+    thread = SumThread()
+    slow = thread.submit(lambda: release.wait(10) and None)
+
+    def fail() -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    failing = thread.submit(fail)
+    with pytest.raises(RuntimeError, match="not done yet"):
+        slow.wait(timedelta(seconds=0.05))
+    assert not slow.is_completed()
+    release.set()
+    slow.wait(LIMIT)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        failing.wait(LIMIT)
+    assert failing.is_completed()
