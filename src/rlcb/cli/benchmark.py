@@ -85,7 +85,9 @@ def make_parser() -> Parser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_matrix_flags(parser.add_argument_group("the study"))
+    study = parser.add_argument_group("the study")
+    _add_matrix_flags(study)
+    _add_budget_flags(study)
     _add_run_flags(parser.add_argument_group("the runs"))
     _add_action_flags(parser.add_argument_group("this start"))
     return parser
@@ -106,6 +108,10 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--envs", nargs="+", metavar="ID", help="Procgen games or Gymnasium ids (default: coinrun)")
     add("--seeds", nargs="+", type=count, metavar="N", help="training seeds (default: 42)")
+
+
+def _add_budget_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     budget = group.add_mutually_exclusive_group()
     budget.add_argument(
         "--duration", type=hours, metavar="TIME", help="of each run: 10m, 1h30m, or hours (default: 1h)"
