@@ -163,7 +163,7 @@ def test_a_run_without_a_finished_episode_says_so(log: Path) -> None:
     assert "no episode has finished yet" in words(ax)
     assert not ax.lines
     assert len(panel(figure, "FPS").lines) == 2
-    assert plot_run(log).exists()
+    assert plot_run(log)[0].exists()
 
 
 def test_figures_that_are_null_are_left_out_and_a_single_row_is_a_dot(log: Path) -> None:
@@ -199,15 +199,15 @@ def test_names_with_dollar_signs_are_shown_as_they_are(log: Path) -> None:
 
 def test_the_picture_lies_in_the_run_by_default(log: Path) -> None:
     run = log.parents[2]
-    assert plot_run(log) == run / "training_curves.png"
+    assert plot_run(log) == [run / "training_curves.png"]
     assert imread(run / "training_curves.png").shape == (1080, 1800, 4)
     (run / "training_curves.png").unlink()
-    assert plot_run(run) == run / "training_curves.png"
+    assert plot_run(run) == [run / "training_curves.png"]
 
 
 def test_beside_the_log_file_when_it_lies_in_no_run(log: Path) -> None:
     (log.parents[2] / "config.yaml").unlink()
-    assert plot_run(log) == log.parent / "training_curves.png"
+    assert plot_run(log) == [log.parent / "training_curves.png"]
 
 
 def test_the_run_is_found_from_any_folder(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,14 +222,29 @@ def test_the_run_is_found_from_any_folder(log: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
 def test_the_suffix_says_the_format(log: Path, tmp_path: Path, suffix: str, magic: bytes) -> None:
     output = tmp_path / "new" / f"curves.{suffix}"
-    assert plot_run(log, output) == output
+    assert plot_run(log, output) == [output]
     assert output.read_bytes().startswith(magic)
     assert list(output.parent.iterdir()) == [output]
 
 
+def test_several_formats_are_written_beside_each_other(log: Path, tmp_path: Path) -> None:
+    names = [tmp_path / f"v1.5.{suffix}" for suffix in ("svg", "pdf")]
+    assert plot_run(log, tmp_path / "v1.5", formats=["svg", "pdf", "svg"]) == names
+    assert plot_run(log, tmp_path / "v1.5.png", formats=["svg", "pdf"]) == names
+    before = [path.read_bytes() for path in names]
+    assert [path.read_bytes() for path in plot_run(log, names[0], formats=["svg", "pdf"])] == before
+    assert not (tmp_path / "v1.5.png").exists()
+
+
+def test_text_in_files_stays_text(log: Path, tmp_path: Path) -> None:
+    svg, pdf = plot_run(log, tmp_path / "curves", formats=["svg", "pdf"])
+    assert ">Policy entropy</text>" in svg.read_text()
+    assert b"/FontFile2" in pdf.read_bytes() and b"/Type3" not in pdf.read_bytes()  # embedded TrueType
+
+
 def test_settings_that_cannot_be_read_cost_only_the_title(log: Path) -> None:
     (log.parents[2] / "config.yaml").write_text("env: [")
-    assert plot_run(log).exists()
+    assert plot_run(log)[0].exists()
 
 
 @pytest.mark.parametrize(

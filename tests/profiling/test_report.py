@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcb.machine.profile import Profile
-from rlcb.plots.training_curves import save_figure
+from rlcb.plots.save import save_figure
 from rlcb.profiling.measure import EFFORTS, counts_up_to, plan
 from rlcb.profiling.report import describe_profile, precisions
 from rlcb.profiling.roofline import draw_roofline

@@ -153,7 +153,7 @@ def test_no_hole_beside_cards_or_charts(browser: str, page: Path, tmp_path: Path
         return Object.values(rows).map((right) => box.getBoundingClientRect().right - right);
       });"""
     found = asked(browser, page, tmp_path, script, width=width)
-    assert len(found) == 4 and all(rows for rows in found)
+    assert len(found) == 6 and all(rows for rows in found)
     assert max(abs(gap) for rows in found for gap in rows) < 2
 
 

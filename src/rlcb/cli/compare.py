@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcb.cli.command import Parser, count, exit_code
+from rlcb.cli.plot import add_formats
 from rlcb.errors import RunError, UsageError
 
 if TYPE_CHECKING:  # numpy, scipy and matplotlib: not needed for --help
     from rlcb.comparison.analysis import Comparison, Options
     from rlcb.comparison.curves import Panel
     from rlcb.comparison.runs import Run
-
-SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def make_parser() -> Parser:
@@ -44,6 +43,7 @@ def make_parser() -> Parser:
         metavar="FILE",
         help="the plot: png, svg or pdf; the other files get its name (default: %(default)s)",
     )
+    add_formats(parser)
     add(
         "--baseline",
         metavar="TEXT",
@@ -93,11 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    output: Path = arguments.output
-    if output.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"--output {output}: the name must end in one of {', '.join(SUFFIXES)}")
-    if output.is_dir():
-        raise UsageError(f"--output {output} is a folder; give the name of a file")
+    from rlcb.plots.save import picture_paths
+
+    outputs = picture_paths(arguments.output, arguments.format)
     options = read_options(arguments)
     comparison = load(arguments, options)
 
@@ -105,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rlcb.comparison.text_report import terminal
 
     filled = summary(comparison) if arguments.template else None
-    written = write_outputs(comparison, output, filled)
+    written = write_outputs(comparison, outputs, filled)
     print(filled if filled is not None else terminal(comparison, arguments.full))
     print()
     for path in written:
@@ -192,8 +190,8 @@ def load(arguments: argparse.Namespace, options: Options) -> Comparison:
     return compare(group_runs(runs), options, skipped)
 
 
-def write_outputs(comparison: Comparison, output: Path, filled: str | None) -> list[Path]:
-    """Write the plot and all files beside it; return their paths. Raises RunError."""
+def write_outputs(comparison: Comparison, outputs: Sequence[Path], filled: str | None) -> list[Path]:
+    """Write the plot to `outputs` and the other files beside them; return all paths. Raises RunError."""
     from rlcb.comparison.curves import game_panels, score_panels
     from rlcb.comparison.exports import json_data
     from rlcb.comparison.page import page
@@ -201,6 +199,7 @@ def write_outputs(comparison: Comparison, output: Path, filled: str | None) -> l
     from rlcb.comparison.tidy import curves_text, finals_text
     from rlcb.files import write_json
 
+    output = outputs[0]
     panels = {game.env: game_panels(game, comparison.options.bootstrap) for game in comparison.games}
     panels[""] = score_panels(comparison)
     beside: dict[Path, Callable[[], str]] = {
@@ -212,7 +211,7 @@ def write_outputs(comparison: Comparison, output: Path, filled: str | None) -> l
     }
     if filled is not None:
         beside[output.with_name(f"{output.stem}_sheet.txt")] = lambda: f"{filled}\n"
-    written = write_figures(comparison, panels, output)
+    written = write_figures(comparison, panels, outputs)
     try:
         for path, text in beside.items():
             _write_text(path, text())
@@ -228,19 +227,19 @@ def _write_text(path: Path, text: str) -> None:
     write_atomically(path, text.encode("utf-8", "surrogateescape"))
 
 
-def write_figures(comparison: Comparison, panels: dict[str, list[Panel]], output: Path) -> list[Path]:
+def write_figures(
+    comparison: Comparison, panels: dict[str, list[Panel]], outputs: Sequence[Path]
+) -> list[Path]:
     """Draw and save the plots, one per game and with several games one over all; return their paths."""
     from rlcb.comparison.figure import draw_game, draw_games
-    from rlcb.plots.training_curves import save_figure
+    from rlcb.plots.save import save_figure
 
-    if len(comparison.games) == 1:
-        (game,) = comparison.games
-        save_figure(draw_game(comparison, game, panels[game.env]), output)
-        return [output]
-    save_figure(draw_games(comparison, panels), output)
-    written = [output]
-    for game in comparison.games:
-        name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in game.game)
-        written.append(output.with_name(f"{output.stem}_{name}{output.suffix}"))
-        save_figure(draw_game(comparison, game, panels[game.env]), written[-1])
+    each = {f"_{game.game}": draw_game(comparison, game, panels[game.env]) for game in comparison.games}
+    figures = {"": draw_games(comparison, panels)} | each if len(each) > 1 else dict(zip([""], each.values()))
+    written = []
+    for ending, figure in figures.items():
+        name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in ending)
+        for output in outputs:
+            written.append(output.with_name(f"{output.stem}{name}{output.suffix}"))
+            save_figure(figure, written[-1])
     return written

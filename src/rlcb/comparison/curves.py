@@ -110,7 +110,7 @@ def game_panels(game: GameResult, bootstrap: Bootstrap) -> list[Panel]:
     """Return the panels of a game, in the order of PANELS."""
     groups = [result.group for result in game.groups]
     return [
-        _panel(groups, key, title, unit, time_axis, sample, bootstrap)
+        group_panel(groups, key, title, unit, time_axis, sample, bootstrap)
         for key, title, unit, time_axis, sample in PANELS
     ]
 
@@ -123,7 +123,7 @@ def clock_grid(groups: Sequence[Group], time_axis: TimeAxis) -> Values:
     return grid
 
 
-def _panel(
+def group_panel(
     groups: Sequence[Group],
     key: str,
     title: str,
@@ -132,6 +132,7 @@ def _panel(
     sample: Sampler,
     bootstrap: Bootstrap,
 ) -> Panel:
+    """Return a panel with the curves of groups; `sample` gives the curve of a run on the panel's grid."""
     grid = clock_grid(groups, time_axis)
     curves = []
     for group in groups:

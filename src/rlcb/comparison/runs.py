@@ -283,6 +283,7 @@ COLUMNS = (
     "rollout/ep_length_mean",
     "rollout/episodes",
     "train/policy_loss",
+    "train/value_loss",
     "train/entropy",
     "system/memory_gb",
     "system/cpu_percent",

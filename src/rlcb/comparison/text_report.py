@@ -44,8 +44,8 @@ def main_tables(comparison: Comparison) -> list[Table]:
     """Return the main tables: results of each game, scores over games, published results."""
     tables = [results_table(game) for game in comparison.games]
     across = across_table(comparison)
-    tables += scaling_tables(comparison)
     tables += [table for table in (across, profile_table(comparison)) if table is not None]
+    tables += scaling_tables(comparison)
     return [*tables, *map(reference_table, references(comparison))]
 
 

@@ -51,6 +51,8 @@ STYLE: dict[Any, Any] = {
     "ytick.color": GREY,
     "lines.solid_capstyle": "round",
     "text.parse_math": False,  # names are shown as they are
+    "svg.fonttype": "none",  # text stays text
+    "pdf.fonttype": 42,  # TrueType
     "svg.hashsalt": "training curves",  # the same picture from the same data, to the byte
 }
 LEFT = 0.07  # left edge of panels and titles, as a share of the width

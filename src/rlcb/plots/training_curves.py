@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
-import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlcb.config.yaml_file import read_config_file
-from rlcb.errors import RunError, UsageError
-from rlcb.files import write_atomically
+from rlcb.errors import UsageError
+from rlcb.plots.save import picture_paths, save_figure
 from rlcb.plots.style import CURVES, draw_training_curves
 from rlcb.training.metrics_writer import read_rows
 from rlcb.training.run_folder import CONFIG_FILE
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 ROWS_FILE = "metrics.jsonl"
 CURVES_FILE = "training_curves.png"
-FORMATS = ("png", "svg", "pdf")
-DPI = 150
 
 
-def plot_run(path: Path, output: Path | None = None, x: str = "timesteps") -> Path:
-    """Draw the training curves of a run and return the path of the picture.
+def plot_run(
+    path: Path, output: Path | None = None, x: str = "timesteps", formats: Sequence[str] | None = None
+) -> list[Path]:
+    """Draw the training curves of a run and return the pictures, one for each of `formats`.
 
-    `path` is a metrics.jsonl or the folder of a run. `output` ends in .png, .svg or .pdf; the default is
-    training_curves.png in the run's folder, or beside a metrics.jsonl outside of a run's folder. `x` is
-    timesteps or hours. Raises UsageError if nothing can be drawn, RunError if the picture cannot be written.
+    `path` is a metrics.jsonl or the folder of a run. `output` ends in .png, .svg or .pdf, unless `formats`
+    are given; the default is training_curves.png in the run's folder, or beside a metrics.jsonl outside of a
+    run's folder. `x` is timesteps or hours.
+
+    Raises UsageError if nothing can be drawn, RunError if the picture cannot be written.
     """
     rows_path, root = locate(path)
-    output = output or (root or rows_path.parent) / CURVES_FILE
-    if output.suffix.lower().lstrip(".") not in FORMATS:
-        known = ", ".join(f".{name}" for name in FORMATS)
-        raise UsageError(f"--output {output}: the name must end in one of {known}")
-    if output.is_dir():
-        raise UsageError(f"--output {output} is a folder; give the name of a file")
+    outputs = picture_paths(output or (root or rows_path.parent) / CURVES_FILE, formats)
     curves = load_curves(rows_path)
     if x == "hours" and not np.isfinite(curves["time/elapsed_seconds"]).any():
         raise UsageError(f"--x hours: {rows_path} has no time/elapsed_seconds; use --x timesteps")
     settings = run_settings(root)
     title = run_title(settings) or rows_path.resolve().parent.name.replace("_", " ")
-    save_figure(draw_training_curves(curves, title, levels_text(settings), x), output)
-    return output
+    figure = draw_training_curves(curves, title, levels_text(settings), x)
+    for each in outputs:
+        save_figure(figure, each)
+    return outputs
 
 
 def locate(path: Path) -> tuple[Path, Path | None]:
@@ -127,14 +123,3 @@ def levels_text(settings: dict[str, Any]) -> str:
     if not isinstance(levels, int):
         return str(mode)
     return f"{mode}, {f'{levels:,}' if levels else 'all'} levels"
-
-
-def save_figure(figure: Figure, output: Path) -> None:
-    """Write a figure in the format of the suffix, completely or not at all. Raises RunError."""
-    content = io.BytesIO()
-    figure.savefig(content, format=output.suffix.lower().lstrip("."), dpi=DPI)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, content.getvalue())
-    except OSError as error:
-        raise RunError(f"cannot write {output}: {error.strerror or error}") from error

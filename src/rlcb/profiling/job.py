@@ -158,7 +158,7 @@ def save(profile: Profile, configs: dict[AlgorithmMode, Config], folder: Path) -
 
     Environments that only an earlier profile of this machine measured are copied into the new one.
     """
-    from rlcb.plots.training_curves import save_figure
+    from rlcb.plots.save import save_figure
     from rlcb.profiling.roofline import draw_roofline
 
     path = write_profile(with_other_games(profile, folder / profile.file_name), folder)
