@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Compare runs: tables, statistics, plots and one page, from the folders that training scripts leave."""
 
 from rlcb.start import start

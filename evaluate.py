@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Evaluate a checkpoint; which algorithm it is of is read from it."""
 
 from rlcb.start import start

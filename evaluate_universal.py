@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Evaluate a checkpoint of any algorithm, or the random policy, in any environment."""
 
 from rlcb.start import start

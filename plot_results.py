@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Draw the training curves of a run: return, FPS, losses and entropy."""
 
 from rlcb.start import start

@@ -92,7 +92,7 @@ for info in sorted(site.glob("*.dist-info")):
         shutil.rmtree(info)'
 
 VERIFY='import importlib.metadata as md, platform
-import gym, gymnasium, imageio_ffmpeg, jinja2, matplotlib, numpy
+import argcomplete, gym, gymnasium, imageio_ffmpeg, jinja2, matplotlib, numpy
 import psutil, pydantic, rich, scipy, shimmy, torch, yaml
 from procgen import ProcgenGym3Env
 imageio_ffmpeg.get_ffmpeg_exe()

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train IMPALA with actors and learners on one machine for a number of timesteps."""
 
 from rlcb.start import start

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train IMPALA with actors and learners on one machine for a given wall-clock time."""
 
 from rlcb.start import start

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train IMPALA in one process for a number of timesteps."""
 
 from rlcb.start import start

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train IMPALA in one process for a given wall-clock time."""
 
 from rlcb.start import start

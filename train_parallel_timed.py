@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train PPO in several processes of one machine for a given wall-clock time."""
 
 from rlcb.start import start

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train PPO on several nodes, under torchrun or srun or started by hand on each, for a number of steps."""
 
 from rlcb.start import start

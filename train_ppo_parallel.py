@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train PPO in several processes of one machine for a number of timesteps."""
 
 from rlcb.start import start

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train PPO in one process for a number of timesteps."""
 
 from rlcb.start import start

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Search hyperparameters of several algorithms with equal effort (Optuna)."""
 
 from rlcb.start import start

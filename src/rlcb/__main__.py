@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """`python -m rlcb`: the same as the command `rlcb`."""
 
 from rlcb.start import start

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Starts a command so that Ctrl-C ends it quietly, also while its modules load."""
 
 from __future__ import annotations

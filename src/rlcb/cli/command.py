@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rlcb.cli.completion import complete, completing
 from rlcb.errors import EXIT_FAILED, EXIT_USAGE, RunError, UsageError
 from rlcb.processes.output import forgive_output
 from rlcb.quantities import parse_count, parse_duration
@@ -73,6 +74,12 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             error.message += did_you_mean(value, action.choices or ())
             raise
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the command line, or print its completions and end the process if the shell asks for them."""
+        if completing():
+            complete(self)
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError; for an unknown flag it names the nearest one."""

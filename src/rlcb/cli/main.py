@@ -5,11 +5,13 @@ A command's module is imported only when it runs, so `rlcb --help` does not load
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 
 from rlcb import __version__
+from rlcb.cli.completion import complete, completing, skip_word, typed_words
 from rlcb.errors import EXIT_USAGE
 from rlcb.suggestion import did_you_mean
 
@@ -54,9 +56,26 @@ def help_text() -> str:
     return HELP.format(commands="\n".join(f"  {name:<15}{text}" for name, (_, text) in COMMANDS.items()))
 
 
+def command_words() -> list[str]:
+    """Return the words of a command line whose completion the shell asks for, from the command's name on.
+
+    If there is no command yet, print the commands and end the process.
+    """
+    words = typed_words()
+    if not words:
+        parser = argparse.ArgumentParser(prog="rlcb")
+        parser.add_argument("--version", action="store_true")
+        parser.add_argument("command", choices=COMMANDS)
+        complete(parser)
+    skip_word()
+    return words
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rlcb` with the words of a command line (default: those of this process); return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if completing():
+        words = command_words()
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text(), end="")
         return 0 if words else EXIT_USAGE

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rlcb import cpu, errors
+from rlcb.cli.completion import complete, completing
 from rlcb.config.games import GAMES
 from rlcb.paths import PROJECT
 from rlcb.text import print_rows
@@ -307,7 +308,10 @@ class BareParser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command `rlcb quick-test` and quick_test.py; return the exit code, 1 if a check failed."""
     text = "Check the installation: one line for each check, exit code 0 if everything works, else 1."
-    BareParser(description=text, allow_abbrev=False).parse_args(argv)
+    parser = BareParser(description=text, allow_abbrev=False)
+    if completing():
+        complete(parser)
+    parser.parse_args(argv)
     return verify_installation()
 
 
@@ -340,7 +344,7 @@ REQUIREMENTS = PROJECT / "requirements.txt"
 # Modules whose names differ from their packages.
 MODULES = {"pyyaml": "yaml", "procgen-mirror": "procgen"}
 # Packages that training and evaluation do not need, and what does need them.
-OPTIONAL = {"tensorboard": "curves in the browser"}
+OPTIONAL = {"tensorboard": "curves in the browser", "argcomplete": "completion with the Tab key"}
 
 
 def reason_of(error: BaseException) -> str:

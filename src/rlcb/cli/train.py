@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from rlcb.cli.command import Parser, exit_code
+from rlcb.cli.completion import completing, typed_words
 from rlcb.cli.flags import add_choice, apply_budget, apply_flags, apply_workers, make_parser, read_settings
 from rlcb.config.algorithms import ALGORITHMS, WHY_NOT
 from rlcb.config.config import Config
@@ -31,12 +32,12 @@ def main(
     `--algorithm` and `--mode` choose (default: ppo parallel), and the run ends after `--duration`, after
     `--total-timesteps`, or else as its configuration file says.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = typed_words() if completing() else list(sys.argv[1:] if argv is None else argv)
     if algorithm is not None and mode is not None:
         return exit_code(lambda: run(make_parser(algorithm, mode, timed).parse_args(words)))
     chosen = argparse.Namespace(algorithm="ppo", mode="parallel")
     code = exit_code(lambda: read_choice(words, chosen))
-    if code:
+    if code and not completing():
         return code
     if chosen.mode == "distributed":
         from rlcb.cli.train_distributed import main as train_distributed

@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # loads its modules when they are used, which keeps completion fast
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
-from scipy.integrate import trapezoid
 
 Values = NDArray[np.float64]
 CONFIDENCE = 0.95
@@ -144,7 +143,7 @@ class Welch(NamedTuple):
     @property
     def error(self) -> float:
         """The standard error of the difference."""
-        return (self.high - self.low) / 2 / float(special.stdtrit(self.degrees, (1 + CONFIDENCE) / 2))
+        return (self.high - self.low) / 2 / float(scipy.special.stdtrit(self.degrees, (1 + CONFIDENCE) / 2))
 
 
 def welch(first: ArrayLike, second: ArrayLike) -> Welch | None:
@@ -172,8 +171,8 @@ def welch_over_games(strata: Sequence[Values]) -> Welch | None:
     sizes = np.array([stratum.size for stratum in strata])
     degrees = float(errors.sum() ** 2 / (errors**2 / (sizes - 1)).sum())
     t = difference / error
-    half_width = float(special.stdtrit(degrees, (1 + CONFIDENCE) / 2)) * error
-    p = 2 * float(special.stdtr(degrees, -abs(t)))
+    half_width = float(scipy.special.stdtrit(degrees, (1 + CONFIDENCE) / 2)) * error
+    p = 2 * float(scipy.special.stdtr(degrees, -abs(t)))
     return Welch(difference, difference - half_width, difference + half_width, t, degrees, p)
 
 
@@ -192,7 +191,7 @@ class Sample(NamedTuple):
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the mean by Student's t; needs n of at least 2."""
-        half = float(special.stdtrit(self.n - 1, (1 + CONFIDENCE) / 2)) * self.error
+        half = float(scipy.special.stdtrit(self.n - 1, (1 + CONFIDENCE) / 2)) * self.error
         return self.mean - half, self.mean + half
 
 
@@ -205,7 +204,7 @@ def difference_p(first: Sample, second: Sample) -> float:
     if sum(errors) == 0:
         return float(first.mean == second.mean)
     degrees = sum(errors) ** 2 / (errors[0] ** 2 / (first.n - 1) + errors[1] ** 2 / (second.n - 1))
-    return 2 * float(special.stdtr(degrees, -abs(first.mean - second.mean) / math.sqrt(sum(errors))))
+    return 2 * float(scipy.special.stdtr(degrees, -abs(first.mean - second.mean) / math.sqrt(sum(errors))))
 
 
 POWER = 0.8
@@ -218,8 +217,8 @@ def detectable_difference(error: float, degrees: float, tests: int = 1, level: f
     s * sqrt(2 / n), with 2 n - 2 degrees of freedom. `tests` is the number of tests that Holm's method
     adjusts for: the smallest p must be below `level` / `tests`. Inverts the noncentral t distribution.
     """
-    needed = float(special.stdtrit(degrees, 1 - level / tests / 2))
-    return float(special.nctdtrinc(degrees, 1 - POWER, needed)) * error
+    needed = float(scipy.special.stdtrit(degrees, 1 - level / tests / 2))
+    return float(scipy.special.nctdtrinc(degrees, 1 - POWER, needed)) * error
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -263,7 +262,7 @@ def area(xs: Values, ys: Values, start: float, end: float) -> float:
     inside = (xs > start) & (xs < end)
     x = np.concatenate([[start], xs[inside], [end]])
     y = np.concatenate([np.interp([start], xs, ys), ys[inside], np.interp([end], xs, ys)])
-    return float(trapezoid(y, x) / (end - start))
+    return float(scipy.integrate.trapezoid(y, x) / (end - start))
 
 
 def first_reached(ys: Values, threshold: float) -> int | None:
