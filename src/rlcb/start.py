@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -20,5 +21,6 @@ def start(module: str, *arguments: Any, **options: Any) -> NoReturn:
 
 
 def rlcb() -> NoReturn:
-    """The installed command `rlcb`."""
+    """The installed command `rlcb`. It finds environments and wrappers of the working directory."""
+    sys.path.append(os.getcwd())  # last, so that no file there hides a module of a package
     start("rlcb.cli.main")

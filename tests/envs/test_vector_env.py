@@ -17,9 +17,10 @@ from gymnasium.vector import AutoresetMode
 from rlcb.config.games import GAMES
 from rlcb.config.settings import EnvConfig
 from rlcb.envs import state
+from rlcb.envs.layout import observation_layout
 from rlcb.envs.procgen import ProcgenVectorEnv
 from rlcb.envs.spaces import Spaces
-from rlcb.envs.vector_env import GymnasiumVectorEnv, make_vector_env, observation_layout, spaces_of
+from rlcb.envs.vector_env import GymnasiumVectorEnv, make_vector_env, spaces_of
 from rlcb.errors import UsageError
 from rlcb.seeding import environment_seeds, group_seed
 

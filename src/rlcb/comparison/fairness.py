@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from rlcb.comparison.folders import Logged, logged
-from rlcb.comparison.groups import APART, Group, game_name, parts_of, variant_settings
+from rlcb.comparison.groups import APART, ATARI_DEFAULTS, Group, game_name, parts_of, variant_settings
 from rlcb.comparison.lost import LostRun
 from rlcb.comparison.runs import Run, as_number, dig
 from rlcb.processes.machine_load import BUSY_PERCENT
@@ -19,6 +19,10 @@ HARDWARE = ("cpu_model", "physical_cores", "usable_cores", "ram_gb")
 SOFTWARE = ("python", "torch", "numpy", "procgen", "gymnasium", "git_commit")
 BUDGET = ("training.duration_hours", "training.total_timesteps")
 SECTIONS = {
+    "env.wrappers": "environment",
+    "env.preprocessing": "environment",
+    "env.atari.": "environment",
+    "env.kwargs": "environment",
     "env.": "levels",
     "model.": "network",
     "training.": "hyperparameters",
@@ -30,8 +34,13 @@ SECTIONS = {
 }
 # Settings that change the learning of one algorithm only (each A3C worker learns by itself).
 OF_ALGORITHM = {"impala.": "impala", "parallel.num_workers": "a3c"}
-# Values of settings that older runs did not record.
-WITHOUT = {"cluster.num_nodes": 1, "cluster.compression": "none", "cluster.overlap": False}
+# Values of settings that are not among the settings of a variant: older runs did not record them.
+WITHOUT = {
+    "cluster.num_nodes": 1,
+    "cluster.compression": "none",
+    "cluster.overlap": False,
+    **ATARI_DEFAULTS,
+}
 
 
 class Difference(NamedTuple):
@@ -127,7 +136,15 @@ def _settings(groups: Sequence[Group]) -> Iterator[Difference]:
         values = by_value(concerned, value)
         if len(values) > 1:
             found.setdefault(section, []).append(_sentence(key.split(".", 1)[1], values))
-    for section in ("levels", "network", "total environments", "hyperparameters", "budget", "hardware"):
+    for section in (
+        "environment",
+        "levels",
+        "network",
+        "total environments",
+        "hyperparameters",
+        "budget",
+        "hardware",
+    ):
         for text in found.get(section, []):
             yield Difference(section, text)
 

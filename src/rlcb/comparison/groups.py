@@ -13,6 +13,7 @@ from rlcb.comparison.lost import LostRun
 from rlcb.comparison.runs import Run
 from rlcb.config.algorithms import ALGORITHMS, MODES
 from rlcb.config.games import procgen_game
+from rlcb.config.settings import AtariOptions
 from rlcb.errors import UsageError
 
 # Settings that do not define a variant: the seed, the game (a variant may play several), the folders of the
@@ -28,6 +29,10 @@ APART = (
     "cluster.network_interface",
 )
 NODES = "cluster.num_nodes"
+# Settings of the environment that older runs did not record, with the value that these runs had.
+NOT_RECORDED = {"env.wrappers": "[]", "env.preprocessing": True}
+# Atari's defaults define no variant, since a variant may play Atari and other games.
+ATARI_DEFAULTS = {f"env.atari.{key}": value for key, value in AtariOptions().model_dump().items()}
 MAX_NAMED = 3  # largest number of settings in a label
 # The text of a setting in a label; other settings show the last part of their key.
 PHRASES = {
@@ -146,8 +151,12 @@ def variant_settings(run: Run) -> dict[str, Any]:
 
 
 def _variant(config: Mapping[str, Any], algorithm: str, mode: str) -> dict[str, Any]:
-    kept = {key: value for key, value in flat(config) if key not in APART}
-    return {**kept, "algorithm": algorithm, "mode": mode}
+    kept = {
+        key: value
+        for key, value in flat(config)
+        if key not in (*APART, "env.atari") and (key, value) not in ATARI_DEFAULTS.items()
+    }
+    return {**NOT_RECORDED, **kept, "algorithm": algorithm, "mode": mode}
 
 
 def machine_of(run: Run) -> str:

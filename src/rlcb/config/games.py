@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from rlcb.config.env_packages import load_package
 from rlcb.errors import UsageError, first_line
 from rlcb.suggestion import did_you_mean
 
@@ -61,10 +62,11 @@ def check_environment(env_id: str, flag: str) -> None:
     """Raise UsageError if an id is neither a Procgen game nor registered with Gymnasium.
 
     `flag` is the command-line flag that the message names. An id `gym:<id>` is checked only when the
-    environment is made.
+    environment is made. The message names the extra that has the environment if it is not installed.
     """
     if procgen_game(env_id) or env_id.startswith("gym:"):
         return
+    load_package(env_id)
     import gymnasium  # slow to import, and not needed for Procgen
 
     module, separator, name = env_id.partition(":")

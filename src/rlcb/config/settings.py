@@ -12,8 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
+from rlcb.config.env_packages import ATARI, package_of
 from rlcb.config.games import GAMES_WITH_MODE, MAX_LEVEL, canonical_id, procgen_game
 from rlcb.quantities import parse_count, parse_duration
+from rlcb.config.wrappers import Wrapper
 
 DistributionMode = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
@@ -89,6 +91,25 @@ class ProcgenOptions(Section):
     use_sequential_levels: bool = False
 
 
+class AtariOptions(Section):
+    """Gymnasium's preprocessing of Atari's frames: AtariPreprocessing, then FrameStackObservation."""
+
+    frame_skip: Count = 4
+    """Frames for which an action is repeated; the observation is the maximum of the last two."""
+    frame_stack: Count = 4
+    """Observations that the network sees at once, as channels of one image."""
+    screen_size: Count = 84
+    """Height and width in pixels, in grey."""
+    noop_max: NonNegative = 30
+    """An episode begins with 1 to this many frames without an action; 0: with none."""
+    terminal_on_life_loss: bool = False
+    """Whether a lost life ends an episode."""
+
+
+def _is_atari(env_id: Any) -> bool:
+    return isinstance(env_id, str) and package_of(env_id) is ATARI
+
+
 class EnvConfig(Section):
     """The environments and their levels."""
 
@@ -106,6 +127,14 @@ class EnvConfig(Section):
     procgen: ProcgenOptions = ProcgenOptions()
     kwargs: dict[str, Any] = {}
     """Keyword arguments for gymnasium.make; not for Procgen, whose options are in `procgen`."""
+    wrappers: list[Wrapper] = []
+    """Your own wrappers, as module:Class or {wrapper: module:Class, argument: value}; the first is the
+    innermost one. Not for Procgen, whose environments step in native batches."""
+    preprocessing: bool = True
+    """Atari: grey, resized and stacked frames (`atari`). MiniGrid: the view as a vector of zeros and ones.
+    false: observations as the environment gives them. No effect on other environments."""
+    atari: AtariOptions | None = None
+    """Filled in for Atari (ids ALE/...), null for all other environments."""
 
     @model_validator(mode="before")
     @classmethod
@@ -122,6 +151,8 @@ class EnvConfig(Section):
                 )
         elif values.get("num_levels") is None:
             values["num_levels"] = DEFAULT_NUM_LEVELS
+        if values.get("atari") is None and _is_atari(values.get("id")) and values.get("preprocessing", True):
+            values["atari"] = {}
         return values
 
     @model_validator(mode="after")
@@ -145,7 +176,55 @@ class EnvConfig(Section):
                 f"env.kwargs = {self.kwargs!r}: they are for Gymnasium environments; "
                 "Procgen's options go under env.procgen"
             )
+        if game is not None and self.wrappers:
+            raise ValueError(
+                f"env.wrappers = {self.wrappers!r}: Procgen steps its environments in native batches, which "
+                "no wrapper of a single environment can see; leave it out"
+            )
+        self._check_atari()
         return self
+
+    def _check_atari(self) -> None:
+        if self.atari is None:
+            return
+        if not _is_atari(self.id) or not self.preprocessing:
+            why = f"{self.id} is not one" if self.preprocessing else "env.preprocessing is false"
+            raise ValueError(f"env.atari is for Atari games (ALE/Pong-v5) and their preprocessing, and {why}")
+        for key in ("frameskip", "obs_type"):
+            if key in self.kwargs:
+                instead = "env.atari.frame_skip, or " if key == "frameskip" else ""
+                raise ValueError(
+                    f"env.kwargs.{key} = {self.kwargs[key]!r}: the preprocessing decides it; set {instead}"
+                    "env.preprocessing to false"
+                )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What distinguishes environments of one id and difficulty: Procgen's options, or the keyword
+        arguments, wrappers and preprocessing, without defaults."""
+        if procgen_game(self.id) is not None:
+            return self.procgen.model_dump(exclude_defaults=True)
+        others = self.model_dump(include={"wrappers", "preprocessing"}, exclude_defaults=True)
+        atari = self.atari.model_dump(exclude_defaults=True) if self.atari is not None else {}
+        return {**self.kwargs, **others, **({"atari": atari} if atari else {})}
+
+    def of_id(self, env_id: str) -> EnvConfig:
+        """Return these settings for another environment, without those that only this one has.
+
+        Raises ValidationError if a setting does not fit the other environment.
+        """
+        values = self.model_dump() | {"id": env_id}
+        game, other = procgen_game(self.id) is not None, procgen_game(env_id) is not None
+        if game != other:
+            values |= {"kwargs": {}, "wrappers": []}
+        if not _is_atari(env_id):
+            values["atari"] = None
+        return EnvConfig.model_validate(values)
+
+    @property
+    def is_image(self) -> bool:
+        """Whether observations are known to be images before an environment is made."""
+        return procgen_game(self.id) is not None or self.atari is not None
 
 
 class ModelConfig(Section):

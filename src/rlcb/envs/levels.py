@@ -54,7 +54,8 @@ def evaluated_env(trained: EnvConfig | None, env_id: str | None) -> EnvConfig:
     """Return the environment to evaluate in: `env_id`, or else the environment of the training.
 
     From one Procgen game to another, the training's mode, level numbers and Procgen options are kept. A game
-    without training levels gets all of its levels. Raises UsageError if neither argument is given or the
+    without training levels gets all of its levels. From one Gymnasium environment to another, wrappers and
+    preprocessing are kept. Raises UsageError if neither argument is given or the
     settings are invalid.
     """
     if trained is None and env_id is None:
@@ -67,6 +68,8 @@ def evaluated_env(trained: EnvConfig | None, env_id: str | None) -> EnvConfig:
             return trained
         if procgen_game(other.id) and procgen_game(trained.id):
             return env_config({**trained.model_dump(), "id": other.id})
+        if not procgen_game(other.id) and not procgen_game(trained.id):
+            return trained.of_id(other.id).model_copy(update={"num_levels": 0, "kwargs": {}})
     return env_config({"id": env_id, "num_levels": 0})
 
 

@@ -1,10 +1,16 @@
-"""Saves and restores Gymnasium environments whose state is plain data, so that runs resume in mid-episode."""
+"""Saves and restores Gymnasium environments whose state is plain data, so that runs resume in mid-episode.
+
+A wrapper may take care of other attributes of the environment inside it: `covers` are their names, and
+`after_restore` is called when everything else is restored (envs/atari.py).
+"""
 
 from __future__ import annotations
 
+import base64
 import logging
 import types
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -34,13 +40,14 @@ def capture(env: gymnasium.Env[Any, Any]) -> list[dict[str, Any]]:
     Saves numbers, strings, arrays, random generators and containers of them. Raises OpaqueState, naming the
     attribute, if there is anything else, such as the world of a physics engine or an emulator.
     """
-    layers = []
+    layers, skipped = [], {"env", "metadata"}
     while True:
+        skipped.update(getattr(type(env), "covers", ()))
         layers.append(
             {
                 name: _encode(value, f"{type(env).__name__}.{name}")
                 for name, value in vars(env).items()
-                if name not in ("env", "metadata") and not isinstance(value, _CONSTANT)
+                if name not in skipped and not isinstance(value, _CONSTANT)
             }
         )
         if not isinstance(env, gymnasium.Wrapper):
@@ -53,6 +60,7 @@ def restore(env: gymnasium.Env[Any, Any], layers: list[dict[str, Any]]) -> None:
 
     Raises ValueError if there are more saved layers than wrappers.
     """
+    finish: list[Callable[[], None]] = []
     for index, layer in enumerate(layers):
         if index:
             if not isinstance(env, gymnasium.Wrapper):
@@ -60,6 +68,10 @@ def restore(env: gymnasium.Env[Any, Any], layers: list[dict[str, Any]]) -> None:
             env = env.env
         for name, value in layer.items():
             vars(env)[name] = _decode(value)
+        if hasattr(type(env), "covers"):
+            finish.append(env.after_restore)  # type: ignore[attr-defined]
+    for each in finish:
+        each()
 
 
 def _encode(value: Any, name: str) -> Any:
@@ -71,7 +83,7 @@ def _encode(value: Any, name: str) -> Any:
             "kind": "array",
             "dtype": value.dtype.str,
             "shape": list(value.shape),
-            "data": value.ravel().tolist(),
+            "data": base64.b64encode(value.tobytes()).decode(),
         }
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         return {"kind": "scalar", "dtype": value.dtype.str, "data": value.item()}
@@ -97,7 +109,12 @@ def _decode(value: Any) -> Any:
         return value
     kind = value["kind"]
     if kind == "array":
-        return np.array(value["data"], value["dtype"]).reshape(value["shape"])
+        data, dtype = value["data"], np.dtype(value["dtype"])
+        # Checkpoints of earlier versions have lists of numbers.
+        flat = (
+            np.frombuffer(base64.b64decode(data), dtype) if isinstance(data, str) else np.array(data, dtype)
+        )
+        return flat.reshape(value["shape"]).copy()
     if kind == "scalar":
         return np.dtype(value["dtype"]).type(value["data"])
     if kind == "generator":

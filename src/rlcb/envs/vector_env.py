@@ -13,12 +13,15 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
+from rlcb.config.env_packages import load_package
 from rlcb.config.games import GAMES, procgen_game, similar_game
 from rlcb.config.settings import EnvConfig
 from rlcb.envs import state as env_state
+from rlcb.envs.layout import observation_layout, require_discrete
 from rlcb.envs.procgen import ProcgenVectorEnv
 from rlcb.envs.spaces import Spaces
-from rlcb.errors import EnvironmentFault, Interrupted, UsageError
+from rlcb.envs.wrappers import make_arguments, wrappers_of
+from rlcb.errors import EnvironmentFault, Interrupted, UsageError, first_line
 from rlcb.seeding import environment_seeds
 
 
@@ -68,27 +71,29 @@ def _make_gymnasium(
     config: EnvConfig, num_envs: int, render: bool, max_episode_steps: int | None
 ) -> VectorEnv[Any, Any, Any]:
     """Return Gymnasium's own vector of `num_envs` environments. Raises UsageError if it cannot be made."""
-    kwargs = dict(config.kwargs)
-    env_id = config.id
+    load_package(config.id)
+    wrappers, kwargs, env_id = wrappers_of(config), make_arguments(config), config.id
     if env_id.startswith("gym:"):
         import shimmy  # noqa: F401 - registers the bridge
 
         kwargs["env_id"], env_id = env_id.removeprefix("gym:"), "GymV26Environment-v0"
     if render:
         kwargs["render_mode"] = "rgb_array"
-    # A second limit around the environment's own one, which stays in force.
-    cap = None if max_episode_steps is None else [partial(TimeLimit, max_episode_steps=max_episode_steps)]
+    if max_episode_steps is not None:  # a second limit around the environment's own one, which stays in force
+        wrappers.append(partial(TimeLimit, max_episode_steps=max_episode_steps))
     try:
         return gymnasium.make_vec(
             env_id,
             num_envs=num_envs,
             vectorization_mode="sync",
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-            wrappers=cap,
+            wrappers=wrappers,
             **kwargs,
         )
+    except UsageError:  # of a wrapper
+        raise
     except Exception as error:  # the constructor's errors are about the id or its arguments
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error) or type(error).__name__
         raise UsageError(
             f"cannot make environment {config.id!r} ({reason}); env must be a Procgen game "
             f"({', '.join(GAMES)}), a Gymnasium id such as CartPole-v1, or gym:<id>{similar_game(config.id)}"
@@ -147,15 +152,12 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
             self.max_episode_steps = None  # the environment's own limit comes first
         space, actions = self._envs.single_observation_space, self._envs.single_action_space
         try:
-            if not isinstance(actions, gymnasium.spaces.Discrete):
-                raise UsageError(
-                    f"environment {config.id!r} has actions {actions}; only Discrete actions are supported"
-                )
+            require_discrete(actions, config.id)
             self._axes = observation_layout(space, config.id)
         except UsageError:
             self._envs.close()
             raise
-        assert isinstance(space, gymnasium.spaces.Box)
+        assert isinstance(space, gymnasium.spaces.Box) and isinstance(actions, gymnasium.spaces.Discrete)
         self._first_action = int(actions.start)
         self._dtype = np.dtype(np.uint8 if space.dtype == np.uint8 else np.float32)
         low, high = (self._arrange(np.asarray(bound)[None])[0] for bound in (space.low, space.high))
@@ -229,25 +231,6 @@ class GymnasiumVectorEnv(VectorEnv[NDArray[Any], NDArray[np.int64], NDArray[Any]
 
     def close_extras(self, **kwargs: Any) -> None:
         self._envs.close()
-
-
-def observation_layout(space: gymnasium.Space[Any], env_id: str) -> str:
-    """Return the axes of an observation: D for vectors; HWC, CHW or HW for images.
-
-    Raises UsageError for other spaces.
-    """
-    if isinstance(space, gymnasium.spaces.Box):
-        shape = space.shape
-        if len(shape) == 1:
-            return "D"
-        if len(shape) == 2:
-            return "HW"
-        if len(shape) == 3:
-            return "CHW" if shape[0] < min(shape[1:]) else "HWC"  # an image has fewer channels than pixels
-    raise UsageError(
-        f"environment {env_id!r} has observations {type(space).__name__}{space.shape or ''}; "
-        "supported are images (Box of 2 or 3 axes) and vectors (Box of 1 axis)"
-    )
 
 
 def spaces_of(env: VectorEnv[Any, Any, Any]) -> Spaces:

@@ -24,7 +24,6 @@ from pathlib import Path
 
 from rlcb import cpu
 from rlcb.config.config import Config
-from rlcb.config.games import procgen_game
 from rlcb.files import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ def build_ahead(config: Config) -> None:
 
     Does nothing where the run will not use them. Where they cannot be built, the network says why.
     """
-    images = procgen_game(config.env.id) is not None or config.model.architecture in ("impala", "nature")
+    images = config.env.is_image or config.model.architecture in ("impala", "nature")
     if images and config.hardware.kernels != "torch" and config.model.precision == "float32":
         with contextlib.suppress(KernelsUnavailable):
             compiled_and_checked()

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from rlcb import cpu
-from rlcb.config.games import procgen_game
 from rlcb.config.settings import (
     Count,
     DistributionMode,
@@ -38,8 +37,7 @@ EnvKey = tuple[str, str, str]
 
 def env_key(env: EnvConfig) -> EnvKey:
     """Return the key under which a profile stores the speed of this environment."""
-    options = env.kwargs if procgen_game(env.id) is None else env.procgen.model_dump(exclude_defaults=True)
-    return (env.id, env.distribution_mode, json.dumps(options, sort_keys=True))
+    return (env.id, env.distribution_mode, json.dumps(env.options, sort_keys=True))
 
 
 def describe_env(key: EnvKey) -> str:
@@ -53,7 +51,8 @@ class EnvironmentSpeed(Section):
     id: str
     distribution_mode: DistributionMode
     options: dict[str, Any]
-    """Procgen: the options that differ from the defaults. Other environments: their keyword arguments."""
+    """Procgen: the options that differ from the defaults. Other environments: their keyword arguments, and
+    the settings of wrappers and preprocessing that differ from the defaults."""
     num_envs: Count
     """Environments of each process."""
     threads: Count

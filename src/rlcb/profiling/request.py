@@ -13,7 +13,7 @@ import yaml
 
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE, WHY_NOT
 from rlcb.config.config import Config, flat_settings
-from rlcb.config.games import GAMES, canonical_id, check_environment, procgen_game
+from rlcb.config.games import GAMES, canonical_id, check_environment
 from rlcb.config.settings import EnvConfig
 from rlcb.config.yaml_file import (
     build_config,
@@ -180,7 +180,7 @@ def configurations(
     configs = {pair: configuration(pair, arguments) for pair in pairs}
 
     def subject(config: Config) -> tuple[Any, ...]:
-        return env_key(config.env), resolved_model(config.model, procgen_game(config.env.id) is not None)
+        return env_key(config.env), resolved_model(config.model, config.env.is_image)
 
     for pair, config in configs.items():
         if subject(config) != subject(configs[pairs[0]]):
@@ -195,8 +195,7 @@ def environments(config: Config, names: Sequence[str] | None) -> list[EnvConfig]
     """Return the environments to measure: config's first, then those of --env."""
     wanted = [each for name in names or () for each in (GAMES if name == "all" else (name,))]
     ids = dict.fromkeys([config.env.id, *map(canonical_id, wanted)])
-    base = config.env.model_dump()
-    return [EnvConfig.model_validate({**base, "id": each}) for each in ids]
+    return [config.env.of_id(each) for each in ids]
 
 
 def files_to_write(
