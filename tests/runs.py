@@ -35,6 +35,14 @@ def run(
     )
 
 
+def run_words(words: list[str], cwd: Path, timeout: float = 90) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end in `cwd`; it finds this project's package and tests."""
+    environment = {**os.environ, "PYTHONPATH": f"{PROJECT / 'src'}{os.pathsep}{PROJECT}"}
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd, env=environment
+    )
+
+
 def start(script: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
     options.setdefault("cwd", PROJECT)
     return subprocess.Popen(
