@@ -16,8 +16,9 @@ def settings() -> dict[str, tuple[str, Any]]:
 def _walk(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> dict[str, tuple[str, Any]]:
     found: dict[str, tuple[str, Any]] = {}
     for key, entry in schema["properties"].items():
-        if "$ref" in entry:
-            section = definitions[entry["$ref"].removeprefix("#/$defs/")]
+        reference = entry.get("$ref") or next((e["$ref"] for e in entry.get("anyOf", ()) if "$ref" in e), None)
+        if reference is not None:
+            section = definitions[reference.removeprefix("#/$defs/")]
             found |= _walk(section, definitions, f"{prefix}{key}.")
         else:
             found[prefix + key] = (rule(entry), entry["default"])
@@ -27,8 +28,10 @@ def _walk(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> d
 def rule(entry: dict[str, Any]) -> str:
     """What values a setting takes, in words."""
     if "anyOf" in entry:
-        (kind,) = (each for each in entry["anyOf"] if each["type"] != "null")
-        return f"{rule(kind)}, or `null`"
+        kinds = [each for each in entry["anyOf"] if each["type"] != "null"]
+        if len(kinds) > 1:
+            return " or ".join(map(rule, kinds))
+        return f"{rule(kinds[0])}, or `null`"
     if "enum" in entry:
         return ", ".join(f"`{value}`" for value in entry["enum"])
     if "const" in entry:

@@ -49,6 +49,18 @@ def test_runs_that_differ_in_mode_only_have_no_difference(compare: Any) -> None:
             "num_levels: 200 in PPO sequential; 0 in PPO parallel",
         ),
         ("levels", {"settings": {"env.distribution_mode": "hard"}}, "distribution_mode: easy"),
+        (
+            "environment",
+            {"settings": {"env.wrappers": ["mine:Scaled"]}},
+            'wrappers: [] in PPO sequential; ["mine:Scaled"] in PPO parallel',
+        ),
+        ("environment", {"settings": {"env.preprocessing": False}}, "preprocessing: True in PPO sequential"),
+        ("environment", {"settings": {"env.kwargs": {"length": 3}}}, "kwargs.length: none in PPO sequential"),
+        (
+            "environment",
+            {"settings": {"env.atari": {"frame_skip": 2, "noop_max": 30}}},
+            "atari.frame_skip: 4 in PPO sequential; 2 in PPO parallel",
+        ),
         ("levels", {"settings": {"env.procgen.use_backgrounds": False}}, "use_backgrounds: True"),
         ("network", {"settings": {"model.architecture": "nature"}}, "architecture: impala in PPO sequential"),
         ("network", {"settings": {"model.impala_channels": [32, 64, 64]}}, "impala_channels: [16, 32, 32]"),

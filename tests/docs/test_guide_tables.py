@@ -85,7 +85,8 @@ def test_every_configuration_file_is_in_the_guide_with_its_sizes() -> None:
 
 def test_every_overlay_is_in_the_guide_with_its_sizes() -> None:
     _, rows_of_guide = guide.tables(REFERENCE, "Configuration files")
-    overlays = {"paper.yaml", *(f"machine/{path.name}" for path in (CONFIG / "machine").glob("*.yaml"))}
+    folders = [path for name in ("machine", "envs") for path in (CONFIG / name).glob("*.yaml")]
+    overlays = {"paper.yaml", *(str(path.relative_to(CONFIG)) for path in folders)}
     assert {guide.code(row[0]) for row in rows_of_guide} == overlays
     for name, _, label, *sizes in rows_of_guide:
         shown = [yaml.safe_load(size) for size in sizes]

@@ -13,10 +13,13 @@ FORMS = "module:Class or {wrapper: module:Class, argument: value}"
 
 
 def wrapper_and_arguments(entry: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name module:Class and the keyword arguments of an entry of env.wrappers."""
+    """Return the name module:Class and the keyword arguments of an entry of env.wrappers.
+
+    Lists become tuples, which YAML does not have and Gymnasium's wrappers expect.
+    """
     if isinstance(entry, str):
         return entry, {}
-    arguments = dict(entry)
+    arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
     return arguments.pop("wrapper"), arguments
 
 
