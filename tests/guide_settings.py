@@ -16,7 +16,9 @@ def settings() -> dict[str, tuple[str, Any]]:
 def _walk(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> dict[str, tuple[str, Any]]:
     found: dict[str, tuple[str, Any]] = {}
     for key, entry in schema["properties"].items():
-        reference = entry.get("$ref") or next((e["$ref"] for e in entry.get("anyOf", ()) if "$ref" in e), None)
+        reference = entry.get("$ref") or next(
+            (e["$ref"] for e in entry.get("anyOf", ()) if "$ref" in e), None
+        )
         if reference is not None:
             section = definitions[reference.removeprefix("#/$defs/")]
             found |= _walk(section, definitions, f"{prefix}{key}.")

@@ -13,7 +13,9 @@ class Plus(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], number: float = 1.0) -> None:
         super().__init__(env)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
+        self.observation_space = gymnasium.spaces.Box(
+            -np.inf, np.inf, env.observation_space.shape, np.float32
+        )
         self.number = number
 
     def observation(self, observation: Any) -> Any:

@@ -70,7 +70,8 @@ def test_the_preprocessing_equals_gymnasiums_wrappers_put_together_by_hand(optio
     arguments = {"frame_skip": 4, "noop_max": 30, **options}
     stack = arguments.pop("frame_stack", 4)
     single = FrameStackObservation(AtariPreprocessing(plain, **arguments), stack)
-    assert plain.unwrapped.ale.getFloat("repeat_action_probability") == pytest.approx(0.25)  # type: ignore[attr-defined]
+    emulator: Any = plain.unwrapped
+    assert emulator.ale.getFloat("repeat_action_probability") == pytest.approx(0.25)
     expected, _ = single.reset(seed=environment_seeds(group_seed(0, 0), 1)[0])
     np.testing.assert_array_equal(env.reset()[0][0], np.moveaxis(expected, 0, -1))
     ends = 0
@@ -94,9 +95,9 @@ def test_arguments_of_the_environment_pass_through() -> None:
 
 
 def test_wrappers_of_the_user_see_the_stacked_frames() -> None:
-    env = make(1, wrappers=[{"wrapper": "gymnasium.wrappers:ReshapeObservation", "shape": [2, 2, 84, 84]},
-                            {"wrapper": "gymnasium.wrappers:ReshapeObservation", "shape": [4, 84, 84]},
-                            {"wrapper": "gymnasium.wrappers:ClipReward", "min_reward": -1, "max_reward": 1}])  # fmt: skip
+    reshape = "gymnasium.wrappers:ReshapeObservation"  # refuses lists instead of tuples
+    wrappers = [{"wrapper": reshape, "shape": shape} for shape in ([2, 2, 84, 84], [4, 84, 84])]
+    env = make(1, wrappers=wrappers)
     np.testing.assert_array_equal(env.reset()[0], make(1).reset()[0])
 
 

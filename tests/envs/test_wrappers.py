@@ -108,7 +108,9 @@ def test_a_wrapper_without_arguments_has_one_form_and_yaml_restores_the_setting(
     assert build_config(parse_yaml(dump_config(config), "the test"), "the test") == config
 
 
-@pytest.mark.parametrize("wrappers", [["Plus"], ["a:b:c"], [3], [{"number": 4}], [{"wrapper": "a:B", "x-y": 1}]])
+@pytest.mark.parametrize(
+    "wrappers", [["Plus"], ["a:b:c"], [3], [{"number": 4}], [{"wrapper": "a:B", "x-y": 1}]]
+)
 def test_other_forms_are_refused_with_the_right_ones(wrappers: Any) -> None:
     with pytest.raises(UsageError, match=r"env\.wrappers.0.*module:Class or \{wrapper: module:Class"):
         config_with(wrappers)
@@ -205,7 +207,7 @@ def test_the_setting_that_the_message_names_makes_actions_discrete() -> None:
 
 @pytest.mark.parametrize("space", [spaces.MultiBinary(3), spaces.Box(-np.inf, np.inf, (2,))])
 def test_other_actions_need_a_wrapper_of_the_user(space: Any) -> None:
-    with pytest.raises(UsageError, match="a wrapper of your own in env.wrappers"):
+    with pytest.raises(UsageError, match=r"a wrapper of your own in env\.wrappers"):
         require_discrete(space, "Odd-v0")
 
 

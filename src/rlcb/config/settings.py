@@ -14,8 +14,8 @@ from pydantic_core import PydanticCustomError
 
 from rlcb.config.env_packages import ATARI, package_of
 from rlcb.config.games import GAMES_WITH_MODE, MAX_LEVEL, canonical_id, procgen_game
-from rlcb.quantities import parse_count, parse_duration
 from rlcb.config.wrappers import Wrapper
+from rlcb.quantities import parse_count, parse_duration
 
 DistributionMode = Literal["easy", "hard", "extreme", "memory", "exploration"]
 

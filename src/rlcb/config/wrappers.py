@@ -20,7 +20,7 @@ def wrapper_and_arguments(entry: str | Mapping[str, Any]) -> tuple[str, dict[str
     if isinstance(entry, str):
         return entry, {}
     arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-    return arguments.pop("wrapper"), arguments
+    return str(arguments.pop("wrapper")), arguments
 
 
 def _checked(entry: Any) -> Any:
