@@ -15,6 +15,9 @@ _CHECKOUT = _PACKAGE.parents[1]
 IS_CHECKOUT = (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "config").is_dir()
 """Whether the package runs from a clone of the repository (also after `pip install -e .`)."""
 
+IMPORT_ROOT = str(_PACKAGE.parent)
+"""The folder from which a Python that this package starts imports the package."""
+
 PROJECT = _CHECKOUT if IS_CHECKOUT else _PACKAGE / "data"
 """The folder that holds `config/`, `cluster/` and `requirements.txt`: the clone, or the copies that setup.py
 puts into an installed package. Treat it as read-only: an installed package may not be writable."""

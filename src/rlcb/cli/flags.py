@@ -75,6 +75,7 @@ FLAGS = (
     Flag(
         "--log-dir", "logging.log_dir", str, "folder for metrics and TensorBoard (default: <output-dir>/logs)"
     ),
+    Flag("--track", "logging.track", str, "log to an experiment tracker as well: wandb or trackio"),
     Flag("--device", "hardware.device", str, "only cpu is supported"),
 )
 

@@ -31,6 +31,7 @@ from rlcb.processes.socket_folder import remove_socket_folder
 from rlcb.text import counted
 from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
+from rlcb.training.tracking import require_package
 
 MODE = "distributed"
 PLACE_FLAGS = (
@@ -240,12 +241,16 @@ def open_folder(arguments: argparse.Namespace, config: Config, world: World) -> 
 
 
 def require_startable(folder: RunFolder, arguments: argparse.Namespace, config: Config, world: World) -> None:
-    """Raise UsageError if the folder holds a run that this one must not replace or cannot resume.
+    """Raise UsageError if the folder holds a run that this one must not replace or cannot resume, or if the
+    tracker is not installed.
 
     Only node 0 checks: the other nodes need not see the folder.
     """
     root = arguments.output_dir
-    if world.rank > 0 or root is None:
+    if world.rank > 0:
+        return
+    require_package(config)
+    if root is None:
         return
     if not may_resume(arguments, world):
         if not arguments.overwrite:

@@ -75,6 +75,9 @@ class RankContext(WorkerContext):
     def stop_requested(self) -> int:
         return self.process.stop_requested()
 
+    def wait_for_others(self) -> contextlib.AbstractContextManager[None]:
+        return self.watch.waiting()
+
     def report_folder(self, root: Path) -> None:
         self.process.report_folder(root)
 

@@ -17,12 +17,15 @@ from rlcb.config.settings import AtariOptions
 from rlcb.errors import UsageError
 
 # Settings that do not define a variant: the seed, the game (a variant may play several), the folders of the
-# files, and the participating nodes.
+# files, the tracker, and the participating nodes.
 APART = (
     "training.seed",
     "env.id",
     "logging.checkpoint_dir",
     "logging.log_dir",
+    "logging.track",
+    "logging.track_project",
+    "logging.track_timeout_seconds",
     "parallel.buffer_dir",
     "cluster.master_addr",
     "cluster.master_port",

@@ -367,6 +367,9 @@ class HardwareConfig(Section):
     """Make glibc reuse freed pages instead of returning them to the system (Linux)."""
 
 
+TrackerName = Literal["wandb", "trackio"]
+
+
 class LoggingConfig(Section):
     """Metrics and checkpoints."""
 
@@ -385,3 +388,10 @@ class LoggingConfig(Section):
     memory_interval_seconds: Seconds = 2.0
     checkpoint_dir: str | None = None
     log_dir: str | None = None
+    track: TrackerName | None = None
+    """Experiment tracker that gets the configuration, the metrics and the results as well."""
+    track_project: str | None = None
+    """Project at the tracker; null: WANDB_PROJECT or TRACKIO_PROJECT if set, else rlcb."""
+    track_timeout_seconds: PositiveFloat = 30.0
+    """Seconds that the tracker may take to start, to log a row, and to finish; then the run goes on without
+    it."""

@@ -14,14 +14,11 @@ import os
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
-from pathlib import Path
 
 from rlcb.config.games import procgen_game
+from rlcb.paths import IMPORT_ROOT
 from rlcb.processes.signals import StopSignal
 from rlcb.processes.socket_folder import make_socket_folder
-
-ROOT = str(Path(__file__).resolve().parents[2])
-
 
 def worker_context(env_id: str) -> ForkServerContext:
     """Return the multiprocessing context for the workers of a run with the environment `env_id`.
@@ -49,7 +46,7 @@ def worker_context(env_id: str) -> ForkServerContext:
 def _importable() -> Iterator[None]:
     """Let a Python that is started inside find this package, whatever the working directory is."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = ROOT if before is None else ROOT + os.pathsep + before
+    os.environ["PYTHONPATH"] = IMPORT_ROOT if before is None else IMPORT_ROOT + os.pathsep + before
     try:
         yield
     finally:

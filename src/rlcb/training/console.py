@@ -190,6 +190,13 @@ def who_waited(record: dict[str, Any]) -> str:
     return f"actor-bound: learners waited {learners:.0%} of the time (actors {actors:.0%}); {advice}{between}"
 
 
+def tracking_text(tracking: dict[str, Any]) -> str:
+    """Return what became of the tracking of a run, from its record, in words."""
+    if tracking["problem"] is not None:
+        return f"{tracking['tracker']} failed: {tracking['problem']}"
+    return f"{tracking['tracker']}, {tracking['name']}: {counted(tracking['rows'], 'row')}"
+
+
 def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -> None:
     """Print TRAINING SUMMARY from the content of benchmark_metrics.json."""
     performance, efficiency = record["performance"], describe_efficiency(record)
@@ -217,6 +224,7 @@ def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -
             if part["share"] >= 0.005
         ),
         **({"Who waited": who_waited(record)} if "impala" in record else {}),
+        **({"Tracking": tracking_text(record["tracking"])} if "tracking" in record else {}),
         "Checkpoint": "none" if checkpoint is None else checkpoint,
         "Results": root,
     }

@@ -20,6 +20,8 @@ from rlcb.training.metrics_writer import MetricsWriter
 from rlcb.training.resource_monitor import ResourceMonitor
 from rlcb.training.results import write_record
 from rlcb.training.run_folder import RunFolder
+from rlcb.training.tracking import Tracking, final_facts
+from rlcb.training.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
@@ -59,16 +61,19 @@ class Recorder:
         trainer: LearningProcess,
         clock: Clock,
         checkpoint: dict[str, Any] | None,
-        root_process: int,
+        context: WorkerContext,
+        tracking: Tracking | None = None,
     ) -> None:
         """Open the metrics files and take the first snapshot. `checkpoint` is what the run resumes from.
 
-        `root_process` is the process ID of the root of the run's process tree, for memory and CPU time.
+        `context` is the main process's. `tracking` passes the run to an experiment tracker.
         """
         self.config = config
         self.folder = folder
         self.trainer = trainer
         self.clock = clock
+        self.context = context
+        self.tracking = tracking
         self.budget = Budget.of(config)
         self.start_time = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self.episodes = EpisodeStatistics()
@@ -81,7 +86,7 @@ class Recorder:
         updates = trainer.counters.updates
         resume_update = None if checkpoint is None else updates
         self.writer = MetricsWriter(folder.logs, config.logging.tensorboard, resume_update)
-        self.monitor = ResourceMonitor(config.logging.memory_interval_seconds, root_process)
+        self.monitor = ResourceMonitor(config.logging.memory_interval_seconds, context.root_process)
         self.progress = RunProgress(config, self.budget, updates, clock.elapsed())
         self.first_timesteps = trainer.counters.timesteps
         self.boundaries = deque([(self.first_timesteps, clock.elapsed())])
@@ -138,6 +143,8 @@ class Recorder:
         }
         self.phases = phases
         self.writer.write(row)
+        if self.tracking is not None:
+            self.tracking.check()
         self.progress.update(row)
         seconds = self.snapshot["elapsed_seconds"] - self.saved_at[1]
         interval = self.config.logging.checkpoint_interval
@@ -214,8 +221,24 @@ class Recorder:
             ],
         }
         metrics |= self.trainer.metrics() | self.trainer.communicator.metrics()
-        record = write_record(self.folder, self.config, status, metrics, self.trainer.model.kernels)
+        record = self._write_record(status, metrics)
         print_summary(record, self.folder.root, checkpoint)
+
+    def _write_record(self, status: str, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Write the record, and once more when the tracker has it: it says what became of the tracking."""
+
+        def write() -> dict[str, Any]:
+            told = {} if self.tracking is None else {"tracking": self.tracking.record()}
+            return write_record(
+                self.folder, self.config, status, metrics | told, self.trainer.model.kernels
+            )
+
+        record = write()
+        if self.tracking is not None:
+            with self.context.wait_for_others():
+                self.tracking.finish(final_facts(record), status)
+            record = write()
+        return record
 
     def finish_failed(self) -> None:
         """Save the snapshot and write the record of a failed run.

@@ -27,6 +27,7 @@ from rlcb.training.recorder import Clock, Recorder
 from rlcb.training.results import failure_recorded
 from rlcb.training.run_folder import config_of_checkpoint, require_same_run
 from rlcb.training.run_spec import RunSpec
+from rlcb.training.tracking import track_run
 from rlcb.training.trainer import Trainer
 from rlcb.training.worker_context import WorkerContext
 
@@ -68,7 +69,9 @@ def train(
 
     memory = partial(context.shared_memory, config.parallel)
     trainer = make_trainer(config, communicator, spec.num_threads, heartbeat, memory)
-    with contextlib.closing(folder), contextlib.closing(trainer):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(folder))
+        stack.enter_context(contextlib.closing(trainer))
         checkpoint = prepare(spec, trainer)
         if communicator.is_main:
             context.report_folder(folder.root)
@@ -77,8 +80,14 @@ def train(
             clock.update_seconds = checkpoint.get("update_seconds", 0.0)  # older checkpoints lack it
         trainer.exchange([])
         if communicator.is_main:
-            print_settings(config, budget, trainer.facts(), folder.root)
-            recorder = Recorder(config, folder, trainer, clock, checkpoint, context.root_process)
+            with context.wait_for_others():
+                tracking = track_run(config, folder, spec.resume)
+            facts = trainer.facts()
+            if tracking is not None:
+                stack.callback(tracking.close)
+                facts["tracking"] = tracking.text()
+            print_settings(config, budget, facts, folder.root)
+            recorder = Recorder(config, folder, trainer, clock, checkpoint, context, tracking)
         try:
             interruption = run_until_done(spec, trainer, recorder, clock, budget, context)
             if recorder is not None and interruption is None:
