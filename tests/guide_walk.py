@@ -265,6 +265,8 @@ def inside(folder: Path) -> Iterator[None]:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRACKIO_DIR", str(folder / "trackio"))
+            yield
     finally:
         os.chdir(before)

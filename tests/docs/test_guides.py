@@ -171,7 +171,9 @@ def named_fields(section: str) -> set[str]:
 def run_folders(walk: Walk) -> list[Path]:
     """Runs of all kinds that the guide has trained."""
     follow(walk, GUIDE)
-    folders = [walk.folder / name for name in NEEDED] + [walk.folder / "runs/ppo_sequential"]
+    folders = [walk.folder / name for name in NEEDED] + [
+        walk.folder / f"runs/{name}" for name in ("tracked", "ppo_sequential")
+    ]
     assert {record(folder)["status"] for folder in folders} == {"completed"}
     return folders
 

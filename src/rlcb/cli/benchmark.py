@@ -24,6 +24,7 @@ from rlcb.study.runner import Runner, acquire_in_turn
 from rlcb.study.state import RunState, TimeEstimate
 from rlcb.study.study import PlannedRun, Study
 from rlcb.training.run_folder import STUDY_FILE
+from rlcb.training.tracking import require_tracker, track_comparison
 
 DESCRIPTION = """
 Run algorithms x modes x environments x seeds one after another, each with the
@@ -154,6 +155,7 @@ def _add_budget_flags(group: argparse._ArgumentGroup) -> None:
         metavar="TIME",
         help="wait between two runs: 90s, 2m, or seconds (default: 0)",
     )
+    add("--track", metavar="NAME", help="log all runs to an experiment tracker as well: wandb or trackio")
 
 
 def _add_run_flags(group: argparse._ArgumentGroup) -> None:
@@ -237,6 +239,7 @@ def run_study(arguments: argparse.Namespace) -> int:
     root = arguments.output_dir or Path("benchmarks") / f"study_{time.strftime('%Y%m%d-%H%M%S')}"
     folder = open_study(root, chosen_settings(root, arguments), arguments.extend)
     states = folder.states()
+    require_tracker(folder.study.track)
     if arguments.cell is not None:
         return run_one(folder, arguments)
     if arguments.compare_only:
@@ -312,6 +315,10 @@ def compare_study(folder: StudyFolder, states: dict[str, RunState]) -> int:
 
     print(flush=True)
     code: int = compare_runs(["--runs", str(folder.root), "--output", str(folder.root / PICTURE)])
+    if code == 0 and folder.study.track is not None:
+        completed = sum(state.status == "completed" for state in states.values())
+        facts = {"comparison/runs": completed}
+        track_comparison(folder.root, folder.study.track, folder.root / PICTURE, facts)
     return code
 
 

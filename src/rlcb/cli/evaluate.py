@@ -16,6 +16,7 @@ from rlcb.envs.levels import CHOICES
 from rlcb.errors import RunError, UsageError
 from rlcb.evaluation.console import EpisodeProgress, print_evaluation_plan, print_result
 from rlcb.files import write_json
+from rlcb.training.tracking import track_evaluation
 
 if TYPE_CHECKING:
     from rlcb.evaluation.evaluation import Evaluation
@@ -152,6 +153,8 @@ def run(arguments: argparse.Namespace) -> int:
     path = save_result(result, folder, arguments.output)
     print_result(result)
     print(f"\nResults: {path}", flush=True)
+    if arguments.checkpoint is not None:
+        track_evaluation(results_folder(arguments.checkpoint).parent, result)
     screen()
     return 0
 

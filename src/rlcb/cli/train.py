@@ -18,7 +18,7 @@ from rlcb.kernels.build import build_ahead
 from rlcb.parallel.calibration import with_split_of
 from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
-from rlcb.training.tracking import require_package
+from rlcb.training.tracking import require_tracker
 
 
 def main(
@@ -76,7 +76,7 @@ def make_spec(arguments: argparse.Namespace) -> RunSpec:
         if not arguments.overwrite and arguments.output_dir is not None:
             folder.refuse_if_occupied()
     folder.refuse_if_in_use()
-    require_package(config)
+    require_tracker(config.logging.track)
     default_threads = 1 if config.mode == "parallel" else None  # parallel: one process per core
     num_threads = prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads

@@ -31,7 +31,7 @@ from rlcb.processes.socket_folder import remove_socket_folder
 from rlcb.text import counted
 from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
-from rlcb.training.tracking import require_package
+from rlcb.training.tracking import require_tracker
 
 MODE = "distributed"
 PLACE_FLAGS = (
@@ -249,7 +249,7 @@ def require_startable(folder: RunFolder, arguments: argparse.Namespace, config: 
     root = arguments.output_dir
     if world.rank > 0:
         return
-    require_package(config)
+    require_tracker(config.logging.track)
     if root is None:
         return
     if not may_resume(arguments, world):

@@ -20,6 +20,7 @@ from rlcb.paths import IMPORT_ROOT
 from rlcb.processes.signals import StopSignal
 from rlcb.processes.socket_folder import make_socket_folder
 
+
 def worker_context(env_id: str) -> ForkServerContext:
     """Return the multiprocessing context for the workers of a run with the environment `env_id`.
 

@@ -72,6 +72,8 @@ def configuration_settings(study: Study, algorithm: str, mode: str) -> dict[str,
         section = "parallel" if mode == "parallel" else "cluster"
         key = "impala.num_actors" if algorithm == "impala" else f"{section}.num_workers"
         set_value(data, key, study.num_workers, "--num-workers")
+    if study.track is not None:
+        set_value(data, "logging.track", study.track, "--track")
     for key in sorted(study.set, key=lambda key: _scope_rank(split_key(key)[0])):
         scope, name = split_key(key)
         if scope_matches(scope, algorithm, mode):

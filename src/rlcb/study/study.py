@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName, Mode
 from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.games import canonical_id, procgen_game
-from rlcb.config.settings import Count, Hours, NonNegative, Once, Pause, Section
+from rlcb.config.settings import Count, Hours, NonNegative, Once, Pause, Section, TrackerName
 from rlcb.config.validation import describe_validation_error
 from rlcb.errors import UsageError
 from rlcb.suggestion import did_you_mean
@@ -110,6 +110,8 @@ class Study(Section):
     """Evaluation episodes on each split after each run; 0: no evaluation."""
     cooldown: Pause = 0.0
     """Seconds to wait between two runs."""
+    track: TrackerName | None = None
+    """Experiment tracker that gets every run and the comparison picture, in a group for the study."""
     order: Literal["by-seed", "by-config"] = "by-seed"
     """by-seed: every configuration with the first seed, then every configuration with the next one, so that
     drift of the machine (heat, other load) affects all configurations equally. by-config: all seeds of a

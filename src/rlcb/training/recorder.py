@@ -229,9 +229,7 @@ class Recorder:
 
         def write() -> dict[str, Any]:
             told = {} if self.tracking is None else {"tracking": self.tracking.record()}
-            return write_record(
-                self.folder, self.config, status, metrics | told, self.trainer.model.kernels
-            )
+            return write_record(self.folder, self.config, status, metrics | told, self.trainer.model.kernels)
 
         record = write()
         if self.tracking is not None:

@@ -69,9 +69,7 @@ def train(
 
     memory = partial(context.shared_memory, config.parallel)
     trainer = make_trainer(config, communicator, spec.num_threads, heartbeat, memory)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.closing(folder))
-        stack.enter_context(contextlib.closing(trainer))
+    with contextlib.closing(folder), contextlib.closing(trainer), contextlib.ExitStack() as stack:
         checkpoint = prepare(spec, trainer)
         if communicator.is_main:
             context.report_folder(folder.root)
@@ -81,12 +79,9 @@ def train(
         trainer.exchange([])
         if communicator.is_main:
             with context.wait_for_others():
-                tracking = track_run(config, folder, spec.resume)
-            facts = trainer.facts()
-            if tracking is not None:
-                stack.callback(tracking.close)
-                facts["tracking"] = tracking.text()
-            print_settings(config, budget, facts, folder.root)
+                tracking = stack.enter_context(track_run(config, folder, spec.resume))
+            facts = {} if tracking is None else {"tracking": tracking.text()}
+            print_settings(config, budget, {**trainer.facts(), **facts}, folder.root)
             recorder = Recorder(config, folder, trainer, clock, checkpoint, context, tracking)
         try:
             interruption = run_until_done(spec, trainer, recorder, clock, budget, context)

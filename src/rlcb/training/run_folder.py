@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 RESULT_FILES = ("benchmark_metrics.json", "training_summary.json", "metrics.json")
 CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
+TRACKING_FOLDER = "tracking"  # of training/tracking.py
 # Files of a study, in the folder that holds the folders of its runs.
 STUDY_FILE, STUDY_LOG_FILE, STUDY_CONFIGS = "study.yaml", "study_log.jsonl", "configs"
 CHECKPOINT_NAME = re.compile(r"[a-z0-9]+_(sequential|parallel|distributed)_(final|best|step_\d+)\.pt")
@@ -202,6 +203,7 @@ class RunFolder:
         for path in self.logs.parent.glob(f"{'*' if self.log_dir is None else self.log_name}/metrics.jsonl"):
             if LOG_NAME.fullmatch(path.parent.name):
                 shutil.rmtree(path.parent)
+        shutil.rmtree(self.root / TRACKING_FOLDER, ignore_errors=True)
         self.config_path.unlink(missing_ok=True)
 
     def clear_results(self) -> None:

@@ -40,7 +40,7 @@ class Tracker(Protocol):
 
 def open_tracker(job: Mapping[str, Any]) -> Tracker:
     """Create or continue the tracked run that a job describes. Raises whatever the tracker raises."""
-    return {"wandb": WandbTracker, "trackio": TrackioTracker}[job["tracker"]](job)
+    return WandbTracker(job) if job["tracker"] == "wandb" else TrackioTracker(job)
 
 
 class WandbTracker:
@@ -51,7 +51,7 @@ class WandbTracker:
         if mode == "offline":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would wait for the network
         wandb = importlib.import_module("wandb")
-        self._image = wandb.Image
+        self._image, self._teardown = wandb.Image, wandb.teardown
         self.run = wandb.init(
             project=job["project"],
             name=job["name"],
@@ -85,6 +85,7 @@ class WandbTracker:
 
     def close(self, exit_code: int) -> None:
         self.run.finish(exit_code=exit_code)
+        self._teardown(exit_code)  # waits for the end of wandb's own process
 
 
 def has_wandb_key() -> bool:

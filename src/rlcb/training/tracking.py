@@ -12,26 +12,26 @@ import json
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlcb.config.config import Config
 from rlcb.config.games import procgen_game
+from rlcb.config.settings import LoggingConfig
 from rlcb.errors import UsageError
 from rlcb.files import read_json
 from rlcb.paths import IMPORT_ROOT
 from rlcb.processes.subprocesses import kill_descendants
-from rlcb.training.run_folder import STUDY_FILE, RunFolder
+from rlcb.training.run_folder import STUDY_FILE, TRACKING_FOLDER, RunFolder, config_of_run
 
 logger = logging.getLogger(__name__)
 
-FOLDER, STATE_FILE = "tracking", "state.json"
+STATE_FILE = "state.json"
 DEFAULT_PROJECT = "rlcb"
 PROJECT_VARIABLES = {"wandb": "WANDB_PROJECT", "trackio": "TRACKIO_PROJECT"}
 END_SECONDS = {"interrupted": 10.0, "failed": 3.0}
@@ -40,9 +40,8 @@ after 30 seconds, and a supervisor the processes of a failed run after 5."""
 POLL_SECONDS = 0.05
 
 
-def require_package(config: Config) -> None:
-    """Raise UsageError if the configuration asks for a tracker that is not installed."""
-    tracker = config.logging.track
+def require_tracker(tracker: str | None) -> None:
+    """Raise UsageError if this tracker is not installed."""
     if tracker is not None and importlib.util.find_spec(tracker) is None:
         raise UsageError(f'--track {tracker}: {tracker} is not installed: pip install ".[track]"')
 
@@ -67,7 +66,7 @@ def run_names(config: Config, root: Path) -> dict[str, Any]:
 
 def read_state(root: Path) -> dict[str, Any]:
     """Return the tracker's state of the run or study in `root`; empty if it has not been tracked."""
-    return read_json(root / FOLDER / STATE_FILE)
+    return read_json(root / TRACKING_FOLDER / STATE_FILE)
 
 
 def make_job(tracker: str, names: Mapping[str, Any], root: Path, before: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,11 +78,14 @@ def make_job(tracker: str, names: Mapping[str, Any], root: Path, before: Mapping
     identity = {"id": (new := uuid.uuid4().hex[:8]), "name": f"{names['name']}-{new[:4]}"}
     kept = {key: before[key] for key in ("id", "name", "project", "group")} if resumes else {}
     return {
-        **{"tracker": tracker, **names, **identity, **kept},
+        "tracker": tracker,
+        **names,
+        **identity,
+        **kept,
         "resumes": resumes,
         "timesteps": before["timesteps"] if resumes else 0,
         "rows": before["rows"] if resumes else 0,
-        "folder": str((root / FOLDER).absolute()),
+        "folder": str((root / TRACKING_FOLDER).absolute()),
     }
 
 
@@ -101,7 +103,7 @@ class Tracking:
         except OSError as error:
             self._give_up(f"cannot start: {error.strerror or error}")
             return
-        deadline = time.monotonic() + timeout_seconds + 2  # the process notices first, and says more
+        deadline = time.monotonic() + timeout_seconds + 2
         while self.state.get("status") in (None, "starting") and self._process.poll() is None:
             if time.monotonic() > deadline:
                 self._give_up(f"its start took longer than {timeout_seconds:g} s")
@@ -157,7 +159,8 @@ class Tracking:
         self.check()
         if self.problem is not None or self._process is None:
             return
-        seconds = min(self.timeout_seconds, END_SECONDS.get(status, self.timeout_seconds))
+        patience = self.timeout_seconds + 1  # the process notices first, and says more
+        seconds = min(patience, END_SECONDS.get(status, patience))
         self._send(self._process, {"facts": facts, "exit_code": int(status != "completed"), **more})
         try:
             self._process.wait(seconds)
@@ -196,30 +199,69 @@ class Tracking:
         }
 
 
-def track_run(config: Config, folder: RunFolder, resume: bool) -> Tracking | None:
-    """Start tracking a run if its configuration asks for it. `resume` continues the tracked run of before."""
+@contextlib.contextmanager
+def track_run(config: Config, folder: RunFolder, resume: bool) -> Iterator[Tracking | None]:
+    """Context manager that tracks a run if its configuration asks for it; at the end no process is left.
+
+    `resume` continues the tracked run of before.
+    """
     if config.logging.track is None:
-        return None
+        yield None
+        return
     before = read_state(folder.root) if resume else {}
-    if not resume:
-        shutil.rmtree(folder.root / FOLDER, ignore_errors=True)
     job = make_job(config.logging.track, run_names(config, folder.root), folder.root, before)
     job |= {
         "kind": "train",
         "config": config.model_dump(mode="json"),
         "rows_path": str(folder.rows.absolute()),
     }
-    return Tracking(job, config.logging.track_timeout_seconds)
+    with contextlib.closing(Tracking(job, config.logging.track_timeout_seconds)) as tracking:
+        yield tracking
 
 
-def track_facts(root: Path, job: dict[str, Any], timeout_seconds: float, **ending: Any) -> dict[str, Any]:
-    """Log facts and pictures to a tracked run from outside of a run; return what became of it.
+def track_evaluation(root: Path, result: Mapping[str, Any]) -> None:
+    """Log an evaluation, the content of its file, to the tracked run of the checkpoint, if there is one.
 
-    `ending` holds facts and what else `Tracking.finish` takes. A failure is a warning.
+    `root` is the run's folder. Evaluations of the random policy or of another environment are not logged.
     """
-    tracking = Tracking({"config": {}, "rows_path": None, **job}, timeout_seconds)
-    tracking.finish(status="completed", **ending)
-    return tracking.record()
+    before = read_state(root)
+    if not before.get("place") or result["algorithm"] == "random" or result["env"] != result["trained_env"]:
+        return
+    config = config_of_run(root)
+    job = make_job(before["tracker"], run_names(config, root), root, before)
+    job |= {"kind": "train", "config": config.model_dump(mode="json"), "rows_path": None}
+    tracking = Tracking(job, config.logging.track_timeout_seconds)
+    tracking.finish(evaluation_facts(result), "completed", timesteps=result["timesteps"])
+
+
+def evaluation_facts(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of an evaluation, such as `evaluation/test/mean_reward`.
+
+    Those of another checkpoint than the final one start with its kind, as in `evaluation_best/`.
+    """
+    kind = Path(result["checkpoint"]).stem.split("_", 2)[-1]
+    start = "evaluation" if kind == "final" else f"evaluation_{kind}"
+    facts: dict[str, Any] = {}
+    for split, summary in result["splits"].items():
+        low, high = summary["ci95_mean_reward"] or (None, None)
+        numbers = {"mean_reward": summary["mean_reward"], "std_reward": summary["std_reward"]}
+        numbers |= {"ci95_low": low, "ci95_high": high, "episodes": summary["episodes"]}
+        facts |= {f"{start}/{split}/{key}": value for key, value in numbers.items() if value is not None}
+    return facts
+
+
+def track_comparison(root: Path, tracker: str, picture: Path, facts: Mapping[str, Any]) -> None:
+    """Log the comparison picture of the study in `root` as a tracked run of the study's group."""
+    names = {
+        "project": os.environ.get(PROJECT_VARIABLES[tracker]) or DEFAULT_PROJECT,
+        "name": f"{root.resolve().name}-comparison",
+        "group": root.resolve().name,
+        "tags": ["comparison"],
+    }
+    job = make_job(tracker, names, root, read_state(root))
+    job |= {"kind": "comparison", "config": {}, "rows_path": None}
+    tracking = Tracking(job, LoggingConfig().track_timeout_seconds)
+    tracking.finish(facts, "completed", pictures={"comparison": str(picture.absolute())})
 
 
 def final_facts(record: Mapping[str, Any]) -> dict[str, Any]:
