@@ -137,6 +137,8 @@ class TestCommand:
         assert capsys.readouterr().out == "Training curves: training_curves.png\n"
         assert imread("training_curves.png").shape[1] == 2100
         rows = str(study.paths[0] / "logs/PPO_Sequential/metrics.jsonl")
+        assert main(["study/run[02]", "--output", "glob.png"]) == 0
+        assert "glob.png" in capsys.readouterr().out
         assert main([rows, "study/run2", "--output", "two", "--format", "pdf", "svg"]) == 0
         assert capsys.readouterr().out == "Training curves: two.pdf\nTraining curves: two.svg\n"
         assert "parallel" in Path("two.svg").read_text()
@@ -163,7 +165,7 @@ class TestCommand:
         ("words", "message"),
         [
             ([], "no run is given"),
-            (["nowhere"], "no log file at nowhere"),
+            (["nowhere"], "no file or folder matches nowhere"),
             (["nowhere", "{run}"], "no file or folder matches nowhere"),
             (["{run}", "{loose}"], "lies in no run"),
             (["{run}", "--output", "x.gif"], "must end in one of .png, .svg, .pdf"),

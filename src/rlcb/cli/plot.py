@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     path = Path(words[0])
     inside = [*path.glob(ROWS_FILE), *path.glob(f"logs/*/{ROWS_FILE}")]
-    if len(words) == 1 and (inside or not path.is_dir()):
+    if len(words) == 1 and (inside or path.is_file()):
         written = plot_run(path, arguments.output, arguments.x, arguments.format)
     else:
         written = plot_runs(words, arguments.output, arguments.x, arguments.format)

@@ -154,6 +154,8 @@ def _write(figure: Figure, groups: Sequence[Group], names: Names, seeds: int | N
     note = "Return: mean of the last 100 episodes. Curves are smoothed over 5% of the axis"
     if seeds is None or seeds > 1:
         note += "; thin lines: seeds, thick lines: their mean, to the end of the first one"
+    if len({group.env for group in groups}) > 1:
+        note += "; raw returns of different games have different scales"
     figure.text(left, 0.2 / HEIGHT, f"{note}.", fontsize=10, color=GREY, va="center")
 
 

@@ -147,7 +147,7 @@ def profile_table(comparison: Comparison) -> Table | None:
     panel, scores = profile_panel(comparison), shown_scores(comparison)
     if panel is None or scores is None:
         return None
-    taus = np.array(round_ticks(float(panel.grid[0]), float(panel.grid[-1])))
+    taus = np.array(round_ticks(float(panel.grid[0]), float(panel.grid[-1]), 8))
     curves = _profiles(comparison, scores, taus)
     percent = BY_KEY["average_cpu_percent"]._replace(digits=0)
     table = Table(f"{panel.title}, {panel.unit}", [f"τ, {scores.unit}", *(each.label for each in curves)])
@@ -156,7 +156,7 @@ def profile_table(comparison: Comparison) -> Table | None:
         for curve in curves:
             mean, low, high = (100 * float(each[index]) for each in curve.band[:3])
             found = IntervalEstimate(mean, None, low, high, int(curve.band.n[index]))
-            found = found._replace(low=None, high=None) if np.isnan(low) else found
+            found = found if low < high else found._replace(low=None, high=None)  # no claim of certainty
             cells.append(with_interval(percent, found).replace(" ", "\n", 1))
         table.rows.append([tick_text(float(tau), taus), *cells])
     table.note, table.aligned = profile_note(scores), True
