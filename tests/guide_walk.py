@@ -28,6 +28,7 @@ NOT_OURS = {
     "git": "fetches the project",
     "source": "changes the reader's shell",
     "./setup.sh": "installs packages; tests/test_setup.py",
+    "pip": "installs packages; continuous integration has the extras",
     "make": "its targets are run by tests/test_setup.py; here they must exist",
     "tensorboard": "a server",
     "nohup": "stays in the background",

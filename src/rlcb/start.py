@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import Any, NoReturn
 
@@ -22,5 +21,5 @@ def start(module: str, *arguments: Any, **options: Any) -> NoReturn:
 
 def rlcb() -> NoReturn:
     """The installed command `rlcb`. It finds environments and wrappers of the working directory."""
-    sys.path.append(os.getcwd())  # last, so that no file there hides a module of a package
+    sys.path.append("")  # last, so that no file there hides a module of a package
     start("rlcb.cli.main")
