@@ -64,14 +64,9 @@ class Run:
     @property
     def checkpoint(self) -> Path:
         """The final checkpoint, or the newest of an interrupted run. Raises UsageError if there is none."""
-        from rlcb.training.checkpoint import step_checkpoints
+        from rlcb.training.checkpoint import last_checkpoint
 
-        paths = self._paths()
-        final = paths.checkpoint("final")
-        found = [final] if final.exists() else step_checkpoints(paths.checkpoints, paths.stem)
-        if not found:
-            raise UsageError(f"no checkpoint in {paths.checkpoints}")
-        return found[-1]
+        return last_checkpoint(self.folder)
 
     def _paths(self) -> RunFolder:
         return RunFolder(self.folder, config_of_run(self.folder))

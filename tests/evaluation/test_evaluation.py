@@ -21,6 +21,7 @@ from rlcb import seeding
 from rlcb.cli import evaluate as evaluate_cli
 from rlcb.cli import train as train_cli
 from rlcb.config.games import MAX_LEVEL
+from rlcb.config.yaml_file import build_config, dump_config
 from rlcb.envs.levels import env_config, evaluated_env, splits_of
 from rlcb.envs.procgen import RESET_ACTION, ProcgenVectorEnv
 from rlcb.envs.vector_env import make_vector_env
@@ -28,6 +29,7 @@ from rlcb.errors import RunError, UsageError
 from rlcb.evaluation import video
 from rlcb.evaluation.episodes import PlayedEpisode, episode_quotas, play, random_policy
 from rlcb.evaluation.evaluation import STREAMS, Evaluation, Plan, evaluate, generalisation_gap, summarise
+from rlcb.training.checkpoint import last_checkpoint
 from tests import fault_env, runs
 from tests.episode_env import BY_SEED, ENDLESS, LIMIT, LIMITED, length_of
 
@@ -435,8 +437,8 @@ def refuses(result: Result, code: int, *words: str) -> None:
         (("--checkpoint", "{cartpole}", "--device", "cuda"), ("--device",)),
         (("--checkpoint", "{cartpole}", "--video", "film.avi"), ("film.avi", ".mp4", ".gif")),
         (("--checkpoint", "{cartpole}", "--random", "--deterministic"), ("--deterministic", "--random")),
-        (("{cartpole}", "--checkpoint", "{cartpole}"), ("RUN", "--checkpoint")),
-        (("{tmp}",), ("holds 0 final checkpoints",)),
+        (("{cartpole}", "--checkpoint", "{tmp}/x.pt"), ("RUN", "--checkpoint is {tmp}/x.pt", "one of them")),
+        (("{tmp}",), ("no checkpoint in {tmp}/checkpoints", "the folder of one run")),
         (("--random",), ("--env",)),
         (("--random", "--env", "coinrun", "--split", "train"), ("--split train", "checkpoint")),
         (("--checkpoint", "{tmp}/missing.pt"), ("missing.pt",)),
@@ -446,8 +448,34 @@ def test_wrong_flags_give_a_one_line_error_and_code_2(
     flags: tuple[str, ...], words: tuple[str, ...], cartpole: Path, command: Any, tmp_path: Path
 ) -> None:
     result = command(*(flag.format(cartpole=cartpole, tmp=tmp_path) for flag in flags))
-    refuses(result, 2, *words)
+    refuses(result, 2, *(word.format(tmp=tmp_path) for word in words))
     assert list(tmp_path.iterdir()) == [], "no file is written"
+
+
+def test_a_run_may_be_named_by_its_folder_its_checkpoint_or_both(cartpole: Path, command: Any) -> None:
+    run = cartpole.parent.parent
+    for flags in ((run,), (cartpole,), (run, "--checkpoint", cartpole), ("--checkpoint", cartpole, cartpole)):
+        result = command(*flags, "--num-episodes", "1")
+        assert result.code == 0, result.err
+        assert str(cartpole) in result.out
+
+
+def test_the_folder_of_an_unfinished_run_stands_for_its_newest_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for name in ("ppo_sequential_step_900.pt", "ppo_sequential_step_1000.pt", "ppo_sequential_best.pt"):
+        (folder / name).touch()
+    assert last_checkpoint(tmp_path) == folder / "ppo_sequential_step_1000.pt"
+    (folder / "ppo_sequential_final.pt").touch()
+    assert last_checkpoint(tmp_path) == folder / "ppo_sequential_final.pt"
+    (folder / "a2c_sequential_final.pt").touch()
+    with pytest.raises(UsageError, match="holds 2 final checkpoints; give one of these files"):
+        last_checkpoint(tmp_path)
+    config = build_config({"logging": {"checkpoint_dir": str(tmp_path / "elsewhere")}}, "test")
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "ppo_sequential_final.pt").touch()
+    assert last_checkpoint(tmp_path) == tmp_path / "elsewhere" / "ppo_sequential_final.pt"
 
 
 def test_files_that_are_not_checkpoints_are_rejected(cartpole: Path, command: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rlcb.cli.benchmark import chosen_settings, given_settings, make_parser
 from rlcb.config.yaml_file import parse_settings
 from rlcb.errors import UsageError
 from rlcb.paths import PROJECT
+from rlcb.study.console import print_study_plan
 from rlcb.study.folder import StudyFolder, open_study
 from rlcb.study.settings import configuration_settings
 from rlcb.study.state import (
@@ -429,3 +430,15 @@ def test_study_yaml_can_be_given_as_a_study_file(tmp_path: Path) -> None:
     first.write()
     assert yaml.safe_load((tmp_path / "a" / "study.yaml").read_text())["seeds"] == [4]
     assert open_with(tmp_path / "b", "--study", tmp_path / "a" / "study.yaml").study == first.study
+
+
+@pytest.mark.parametrize(("timesteps", "noted"), [("1000", True), ("1M", False)])
+def test_the_plan_says_if_a_run_has_fewer_timesteps_than_one_update(
+    timesteps: str, noted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--algorithms", "ppo", "--modes", "sequential", "--total-timesteps", timesteps)
+    folder = open_with(tmp_path / "new", *flags)
+    print_study_plan(folder, folder.states(), retry_failed=False)
+    said = " ".join(capsys.readouterr().out.split())
+    note = "note PPO sequential: training.total_timesteps = 1000: one update takes 4,096 timesteps"
+    assert (note in said) == noted

@@ -104,3 +104,59 @@ def test_the_time_left_comes_from_the_nearer_limit() -> None:
 
 def test_numbers_and_their_nouns_agree() -> None:
     assert [counted(number, "worker") for number in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
+
+
+def config_of(algorithm: str = "ppo", mode: str = "sequential", **training: object) -> Config:
+    """A run with updates of 32 timesteps."""
+    settings = {"n_steps": 8, "batch_size": 32 if algorithm != "a3c" else None, **training}
+    once = {} if algorithm == "ppo" else {"n_epochs": 1}
+    if algorithm == "impala":
+        once["normalize_advantages"] = False
+    return Config.model_validate(
+        {"algorithm": algorithm, "mode": mode, "env": {"num_envs": 4}, "training": {**settings, **once}}
+    )
+
+
+@pytest.mark.parametrize(("timesteps", "warned"), [(1, True), (31, True), (32, False), (33, False)])
+def test_fewer_timesteps_than_an_update_are_reported_before_the_run_begins(
+    timesteps: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(total_timesteps=timesteps)
+    RunProgress(config, Budget.of(config), 0, 0.0)
+    rule = "one update takes 32 timesteps, so the run makes 32; a smaller training.n_steps or env.num_envs"
+    expected = [f"training.total_timesteps = {timesteps}: {rule} makes updates shorter"]
+    assert caplog.messages == (expected if warned else [])
+    caplog.clear()
+    RunProgress(config, Budget.of(config), 1, 5.0)  # a resumed run
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mode", "words"),
+    [
+        ("ppo", "sequential", ["the first update of 32 timesteps", "training.n_steps or env.num_envs"]),
+        ("a3c", "parallel", ["worker 0's first update of ", "training.n_steps or env.num_envs"]),
+        ("impala", "parallel", ["the first update of 32 timesteps", "training.batch_size makes"]),
+    ],
+)
+def test_a_first_update_that_outlasts_the_time_limit_is_reported_once(
+    algorithm: str, mode: str, words: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = config_of(algorithm, mode, duration_hours="36s", total_timesteps=None)
+    progress = RunProgress(config, Budget.of(config), 0, 0.0)
+    progress.refresh(35.9)
+    assert caplog.messages == []
+    for elapsed in (36.1, 36.2, 50.0):
+        progress.refresh(elapsed)
+    (message,) = caplog.messages
+    assert message.startswith("the limit of 36 s has passed, and ")
+    for word in words:
+        assert word in message
+
+
+def test_a_run_with_an_update_is_not_late(caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of(duration_hours="36s", total_timesteps=None)
+    RunProgress(config, Budget.of(config), 1, 0.0).refresh(40.0)
+    unlimited = config_of(total_timesteps=64)
+    RunProgress(unlimited, Budget.of(unlimited), 0, 0.0).refresh(1e6)
+    assert caplog.messages == []

@@ -44,7 +44,7 @@ def make_parser() -> Parser:
         nargs="?",
         type=Path,
         metavar="RUN",
-        help="a run's folder (its final checkpoint is evaluated) or a checkpoint file",
+        help="a run's folder (its final checkpoint is evaluated, or the newest one) or a checkpoint file",
     )
     add("--checkpoint", type=Path, metavar="FILE", help="a checkpoint file, the same as RUN")
     add(
@@ -116,11 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--video {arguments.video}: the name must end in {' or '.join(VIDEO_SUFFIXES)}")
     if arguments.output is not None and arguments.output.suffix != ".json":
         raise UsageError(f"--output {arguments.output}: the name must end in .json")
-    if arguments.run is not None:
-        if arguments.checkpoint is not None:
-            raise UsageError(f"RUN {arguments.run} and --checkpoint {arguments.checkpoint}: give one of them")
-        arguments.checkpoint = checkpoint_of(arguments.run)
     num_threads = prepare_process(arguments.num_threads)  # before torch is loaded
+    arguments.checkpoint = checkpoint_of(arguments.run, arguments.checkpoint)
     from rlcb.cpu import set_torch_threads
     from rlcb.evaluation.evaluation import Evaluation, Plan
 
@@ -159,17 +156,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def checkpoint_of(run: Path) -> Path:
-    """Return the final checkpoint of a run's folder; any other path is taken as a checkpoint file.
+def checkpoint_of(run: Path | None, checkpoint: Path | None) -> Path | None:
+    """Return the checkpoint that RUN and --checkpoint name; of a run's folder it is the last one.
 
-    Raises UsageError if the folder does not hold exactly one final checkpoint.
+    Raises UsageError if the folder has no checkpoint, or if the two name different files.
     """
-    if not run.is_dir():
-        return run
-    found = sorted(run.glob("checkpoints/*_final.pt"))
-    if len(found) != 1:
-        raise UsageError(f"{run} holds {len(found)} final checkpoints (checkpoints/*_final.pt), expected one")
-    return found[0]
+    from rlcb.training.checkpoint import last_checkpoint
+
+    if run is None:
+        return checkpoint
+    found = last_checkpoint(run) if run.is_dir() else run
+    if checkpoint is not None and checkpoint.resolve() != found.resolve():
+        raise UsageError(f"RUN {run} is {found}, but --checkpoint is {checkpoint}: give one of them")
+    return found
 
 
 def results_folder(checkpoint: Path | None) -> Path:

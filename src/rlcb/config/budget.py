@@ -30,6 +30,34 @@ def require_one_budget(duration: float | None, total_timesteps: int | None) -> N
         )
 
 
+def few_timesteps(config: Config) -> str:
+    """Return a warning if a run has fewer timesteps than one update needs; "" if it has enough."""
+    wanted, update = config.training.total_timesteps, config.timesteps_per_update
+    if wanted is None or wanted >= update:
+        return ""
+    return (
+        f"training.total_timesteps = {wanted}: one update takes {update:,} timesteps, so the run makes "
+        f"{update:,}; {_shorter_updates(config)}"
+    )
+
+
+def late_first_update(config: Config) -> str:
+    """Return the warning of a run whose time ends before its first update."""
+    seconds = (config.training.duration_hours or 0.0) * 3600
+    what = "worker 0's first update" if config.traits.is_asynchronous else "the first update"
+    return (
+        f"the limit of {seconds:.4g} s has passed, and {what} of "
+        f"{config.timesteps_per_update:,} timesteps is not complete. The run ends with it, so it takes longer "
+        f"than the limit; {_shorter_updates(config)}"
+    )
+
+
+def _shorter_updates(config: Config) -> str:
+    """Return the settings that make updates shorter, as advice."""
+    key = "training.batch_size" if config.has_actors else "training.n_steps or env.num_envs"
+    return f"a smaller {key} makes updates shorter"
+
+
 @dataclass(frozen=True)
 class Budget:
     """The limits of a run.

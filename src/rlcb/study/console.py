@@ -13,6 +13,7 @@ from typing import Any
 
 from rlcb.comparison.sequential_test import ROUNDS_NEEDED
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
+from rlcb.config.budget import few_timesteps
 from rlcb.config.config import Config, flat_settings
 from rlcb.cpu import describe_machine, usable_cores
 from rlcb.files import read_json
@@ -145,7 +146,12 @@ def describe_rounds(study: Study, estimate: TimeEstimate) -> str:
 
 def _notes(folder: StudyFolder) -> list[str]:
     """Return warnings about settings that make the comparison of the runs misleading."""
-    return [*_oversubscription_notes(folder), *_mode_difference_notes(folder)]
+    short = [
+        f"{ALGORITHMS[algorithm].label} {mode}: {few_timesteps(config)}"
+        for (algorithm, mode), config in _configs(folder).items()
+        if few_timesteps(config)
+    ]
+    return [*short, *_oversubscription_notes(folder), *_mode_difference_notes(folder)]
 
 
 def _configs(folder: StudyFolder) -> dict[tuple[str, str], Config]:

@@ -14,6 +14,7 @@ import torch
 
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_atomically
+from rlcb.training.run_folder import CONFIG_FILE, RunFolder, config_of_run
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,24 @@ def keep_newest(folder: Path, stem: str, count: int) -> None:
     """Delete all but the `count` newest step checkpoints."""
     for path in step_checkpoints(folder, stem)[:-count]:
         path.unlink(missing_ok=True)
+
+
+def last_checkpoint(root: Path) -> Path:
+    """Return the final checkpoint in the folder of a run, or the newest one of a run that has not completed.
+
+    Raises UsageError if there is none, or if the folder does not say which of several is meant.
+    """
+    folder, stem = root / "checkpoints", "*"
+    if (root / CONFIG_FILE).exists():
+        paths = RunFolder(root, config_of_run(root))
+        folder, stem = paths.checkpoints, paths.stem
+    final = sorted(folder.glob(f"{stem}_final.pt"))
+    if len(final) > 1:
+        raise UsageError(f"{folder} holds {len(final)} final checkpoints; give one of these files")
+    found = final or step_checkpoints(folder, stem)
+    if not found:
+        raise UsageError(f"no checkpoint in {folder}: give the folder of one run, or a checkpoint file")
+    return found[-1]
 
 
 def newest_checkpoint(folder: Path, stem: str) -> tuple[Path, dict[str, Any]] | None:

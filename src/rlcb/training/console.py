@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
 
-from rlcb.config.budget import Budget
+from rlcb.config.budget import Budget, few_timesteps, late_first_update
 from rlcb.config.config import Config
 from rlcb.cpu import describe_machine
 from rlcb.envs.levels import describe_levels
@@ -15,6 +16,8 @@ from rlcb.progress import ProgressBar
 from rlcb.text import WIDTH, brief, clock, counted, print_rows, short
 
 REFRESH_SECONDS = 0.25
+
+logger = logging.getLogger(__name__)
 
 
 def describe_budget(budget: Budget) -> str:
@@ -104,16 +107,26 @@ class RunProgress:
 
     def __init__(self, config: Config, budget: Budget, updates: int, elapsed: float) -> None:
         """Start the bar at `updates` updates and `elapsed` seconds, which a resumed run has behind it."""
-        self.budget = budget
+        self.config, self.budget = config, budget
         self.log_interval = config.logging.log_interval
         self.updates = updates
         self.parts = ["collecting the first rollout"]
         self._next_refresh = 0.0
+        self._is_late = False
+        if not updates and few_timesteps(config):
+            logger.warning(few_timesteps(config))
         self.bar = ProgressBar.on_terminal(leave=True)
         self.refresh(elapsed)
 
     def refresh(self, elapsed: float) -> None:
-        """Move the bar to `elapsed` seconds, at most once every REFRESH_SECONDS."""
+        """Move the bar to `elapsed` seconds, at most once every REFRESH_SECONDS.
+
+        Warns once if the time limit passes before the first update is complete.
+        """
+        seconds = self.budget.seconds
+        if not self.updates and not self._is_late and seconds is not None and elapsed > seconds:
+            self._is_late = True
+            self._warn(late_first_update(self.config))
         now = time.monotonic()
         if self.bar is None or now < self._next_refresh:
             return
@@ -121,6 +134,13 @@ class RunProgress:
         left = self.budget.seconds_left(self.updates, elapsed)
         remaining = [] if left is None else [f"{clock(left)} left"]
         self.bar.show(self.budget.share_used(self.updates, elapsed), [*remaining, *self.parts])
+
+    def _warn(self, text: str) -> None:
+        """Print a warning, above the bar if there is one."""
+        if self.bar is None:
+            logger.warning(text)
+        else:
+            self.bar.print_line(f"WARNING: {text}")
 
     def update(self, row: dict[str, Any]) -> None:
         """Show the metrics row of a finished update."""
