@@ -47,8 +47,8 @@ def late_first_update(config: Config) -> str:
     what = "worker 0's first update" if config.traits.is_asynchronous else "the first update"
     return (
         f"the limit of {seconds:.4g} s has passed, and {what} of "
-        f"{config.timesteps_per_update:,} timesteps is not complete. The run ends with it, so it takes longer "
-        f"than the limit; {_shorter_updates(config)}"
+        f"{config.timesteps_per_update:,} timesteps is not complete. The run ends with it, so it takes "
+        f"longer than the limit; {_shorter_updates(config)}"
     )
 
 
