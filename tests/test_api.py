@@ -15,6 +15,9 @@ import pytest
 import torch
 
 import rlcb
+from rlcb.config.settings import ModelConfig
+from rlcb.envs.spaces import Spaces
+from rlcb.rl.models import make_model
 from tests import runs
 
 
@@ -176,6 +179,49 @@ def test_runs_are_compared(run: rlcb.Run, tmp_path: Path) -> None:
     assert equal in str(found[1])
     with pytest.raises(rlcb.UsageError):
         rlcb.compare([tmp_path / "nothing"])
+
+
+def test_a_comparison_has_a_tidy_table(run: rlcb.Run, tmp_path: Path) -> None:
+    others = [
+        train(tmp_path / f"ppo{seed}", seed=seed, settings={"training.clip_range": 0.1}) for seed in (2, 3)
+    ]
+    found = rlcb.compare([run, *others])
+    rows = {row["metric"]: row for row in found.table}
+    assert list(rows["final_reward"]) == ["game", "group", "metric", "unit", "mean", "low", "high", "n"]
+    values = [each.record["performance"]["final_reward"] for each in (run, *others)]
+    assert rows["final_reward"]["mean"] == pytest.approx(np.mean(values), rel=1e-12)
+    assert rows["final_reward"]["n"] == 3
+    assert rows["final_reward"]["low"] <= np.mean(values) <= rows["final_reward"]["high"]
+    assert list(found) == found.findings and found[0] is found.findings[0]
+    title, *lines = repr(found).splitlines()[len(found) + 1 :]
+    assert title.split()[:2] == ["game", "group"] and title.endswith("n")
+    assert lines[0].startswith("CartPole-v1  PPO sequential")
+    html = found._repr_html_()
+    assert html.count("<tr>") == 2 and "<td>PPO sequential" in html
+
+
+def test_a_run_says_what_it_is(run: rlcb.Run, tmp_path: Path) -> None:
+    reward = run.record["performance"]["final_reward"]
+    assert repr(run) == (
+        f"<Run {run.folder}: ppo sequential on CartPole-v1, completed after 64 timesteps, "
+        f"return {reward:.2f}>"
+    )
+    assert "no record yet" in repr(rlcb.Run(tmp_path))
+
+
+def test_images_may_have_their_channels_first_or_last() -> None:
+    spaces = Spaces((64, 48, 3), "uint8", 5)
+    policy = rlcb.Policy(make_model(ModelConfig(architecture="nature"), spaces, 1, "torch"))
+    images = np.random.default_rng(0).integers(0, 256, (20, 64, 48, 3), dtype=np.uint8)
+    with torch.inference_mode():
+        expected = policy.model(torch.from_numpy(images))[0].argmax(1).tolist()
+    assert policy.predict(images).tolist() == expected
+    assert policy.predict(np.moveaxis(images, -1, 1)).tolist() == expected
+    assert policy.predict(np.moveaxis(images[3], -1, 0)) == policy.predict(images[3]) == expected[3]
+    with pytest.raises(rlcb.UsageError, match="shape"):
+        policy.predict(images.transpose(0, 2, 1, 3))
+    with pytest.raises(rlcb.UsageError, match="dtype float64: the environment has uint8"):
+        policy.predict(images / 255)
 
 
 SCRIPT = """

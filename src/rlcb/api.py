@@ -31,13 +31,13 @@ from rlcb.training.metrics_writer import sound_rows
 from rlcb.training.run_folder import RunFolder, config_of_run
 
 if TYPE_CHECKING:
-    from rlcb.comparison.findings import Finding
+    from rlcb.comparison.result import ComparisonResult
     from rlcb.rl.models import ActorCritic
 
 __all__ = ["Interrupted", "Policy", "Run", "RunError", "UsageError", "compare", "load", "train"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A training run that has ended, read from its folder. `train` returns one; `Run(folder)` opens one."""
 
@@ -67,6 +67,18 @@ class Run:
         from rlcb.training.checkpoint import last_checkpoint
 
         return last_checkpoint(self.folder)
+
+    def __repr__(self) -> str:
+        """Return the folder, what ran there, how it ended, and its return."""
+        if not self.has_record():
+            return f"<Run {self.folder}: no record yet>"
+        record = self.record
+        final = record["performance"]["final_reward"]
+        reward = "no episode finished" if final is None else f"return {final:.2f}"
+        return (
+            f"<Run {self.folder}: {record['algorithm']} {record['training_mode']} on {record['env']}, "
+            f"{record['status']} after {record['total_timesteps']:,} timesteps, {reward}>"
+        )
 
     def _paths(self) -> RunFolder:
         return RunFolder(self.folder, config_of_run(self.folder))
@@ -171,13 +183,21 @@ class Policy:
         """Return the action for one observation as an int, or the actions (n,) int64 for a batch of n.
 
         One observation has the shape and dtype that the environment returns: (H, W, C) uint8 for images,
-        (D,) for vectors. `deterministic` takes the most probable action; otherwise actions are sampled from
-        the policy, with `rng` if given. Raises UsageError for another shape.
+        (D,) for vectors. Images may also be (C, H, W), unless that is the environment's own shape as well.
+        `deterministic` takes the most probable action; otherwise actions are sampled from
+        the policy, with `rng` if given. Raises UsageError for another shape, and for images of fractions
+        where the environment's pixels are whole numbers.
         """
         from rlcb.evaluation.episodes import model_policy
 
         shape = self.spaces.observation_shape
-        observations = np.ascontiguousarray(observation, self.spaces.observation_dtype)
+        observations = np.asarray(observation)
+        dtype = np.dtype(self.spaces.observation_dtype)
+        if dtype.kind in "iu" and observations.dtype.kind not in "iu":
+            raise UsageError(f"observation of dtype {observations.dtype}: the environment has {dtype}")
+        if self.spaces.is_image and observations.shape[-3:] == self.spaces.network_shape != shape:
+            observations = np.moveaxis(observations, -3, -1)
+        observations = np.ascontiguousarray(observations, dtype)
         single = observations.shape == shape
         if single:
             observations = observations[None]
@@ -189,12 +209,19 @@ class Policy:
 
 
 def load(run: Run | str | Path) -> Policy:
-    """Return the policy of a run, of a run's folder, or of a checkpoint file. Raises UsageError."""
+    """Return the policy of a run, of the folder of a run or of an export, or of a checkpoint file.
+
+    Raises UsageError.
+    """
     from rlcb.config.yaml_file import build_config
     from rlcb.evaluation.evaluation import load_model
     from rlcb.training.checkpoint import load_checkpoint
 
     path = run.folder if isinstance(run, Run) else Path(run)
+    if (path / "model.safetensors").exists():
+        from rlcb.evaluation.export import load_export
+
+        return Policy(load_export(path))
     if path.is_dir():
         path = Run(path).checkpoint
     checkpoint = load_checkpoint(path)
@@ -203,17 +230,20 @@ def load(run: Run | str | Path) -> Policy:
 
 def compare(
     runs: Sequence[Run | str | Path], baseline: str | None = None, threshold: float | None = None
-) -> list[Finding]:
-    """Compare runs as `rlcb compare` does and return its findings; `str(finding)` is a sentence.
+) -> ComparisonResult:
+    """Compare runs as `rlcb compare` does and return the findings and a tidy table.
+
+    The result is a sequence of findings (`str(finding)` is a sentence) with the attributes `findings` and
+    `table`; printed or shown in a notebook it is readable.
 
     `runs` may hold folders of runs and folders that hold several. `baseline` is the label of the group to
     compare with; None: the first. `threshold` is the return for the time to threshold. Writes no file.
     Raises UsageError if no run can be used.
     """
-    from rlcb.comparison.findings import findings
+    from rlcb.comparison.result import ComparisonResult
 
     words = [str(run.folder if isinstance(run, Run) else run) for run in runs]
     words += [] if baseline is None else [f"--baseline={baseline}"]
     words += [] if threshold is None else [f"--threshold={threshold}"]
     arguments = make_compare_parser().parse_args(words)
-    return findings(load_comparison(arguments, read_options(arguments)))
+    return ComparisonResult(load_comparison(arguments, read_options(arguments)))

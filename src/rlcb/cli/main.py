@@ -22,6 +22,7 @@ COMMANDS = {
     "benchmark": ("rlcb.cli.benchmark", "train, evaluate and compare algorithms x modes x games x seeds"),
     "tune": ("rlcb.cli.tune", "search hyperparameters with equal effort for each algorithm"),
     "plot": ("rlcb.cli.plot", "draw the training curves of a run"),
+    "export": ("rlcb.cli.export", "write a run's policy as a folder that a model hub takes"),
     "profile": ("rlcb.cli.profile", "measure this machine and get advice on its settings"),
     "quick-test": ("rlcb.cli.quick_test", "check the installation in less than a minute"),
     "check-cluster": (
