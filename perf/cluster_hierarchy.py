@@ -31,8 +31,7 @@ RING = "ring"
 WAYS = {
     RING: ("--set", "cluster.reduction=ring"),
     "hierarchical": ("--set", "cluster.reduction=hierarchical"),
-    "hierarchical, overlap": ("--set", "cluster.reduction=hierarchical", "--set", "cluster.overlap=true"),
-    "hierarchical, bf16": ("--set", "cluster.reduction=hierarchical", "--set", "cluster.compression=bf16"),
+    "auto": ("--set", "cluster.reduction=auto"),
 }
 STEPS, UPDATES, WARM = 16, 14, 4
 

@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,22 @@ SPIN_COUNT = "20000"  # about 50 us; with fewer, threads sleep and wake at every
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
+_before_pinning: set[int] = set()
+
+
+def pin(cpus: Collection[int]) -> None:
+    """Let this process and its later threads run on these logical CPUs only.
+
+    `allowed_cpus` and `usable_cores` still describe what the run may use.
+    """
+    _before_pinning.update(allowed_cpus())
+    os.sched_setaffinity(0, cpus)
+
+
 def allowed_cpus() -> set[int]:
-    """Return the numbers of the logical CPUs that this process may use."""
+    """Return the numbers of the logical CPUs that this process may use, or might before `pin`."""
+    if _before_pinning:
+        return set(_before_pinning)
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))

@@ -7,7 +7,7 @@ import pickle
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 MANY_RANKS = 256
 """Above this many ranks, compression is untested."""
+SMALL_BYTES = 16_384
+"""The sum of a vector up to this size takes mostly latency."""
+WORDS = {"ring": "one ring of all ranks", "hierarchical": "within nodes, then between them"}
 CLEARLY = 0.9
 """The hierarchical sum is chosen if it takes at most this share of the ring's time."""
 TRIALS = 3  # of each way to sum
@@ -51,10 +54,13 @@ class ClusterCommunicator(GlooCommunicator):
         self.names = watch.names
         self.config = config
         self.watch = watch
-        self.summation: Summation = Ring()
+        self.summations: dict[str, Summation] = {"gradient": Ring(), "small": Ring()}
+        """How gradients are summed, and tensors of at most SMALL_BYTES."""
         self.sum_thread = SumThread()
-        self.trial: dict[str, Any] = dict.fromkeys(("bytes", "ring_seconds", "hierarchical_seconds"))
-        """The seconds of each way to sum a vector of so many bytes; None if they were not measured."""
+        self.trials: dict[str, dict[str, Any]] = {
+            size: dict.fromkeys(("bytes", "ring_seconds", "hierarchical_seconds")) for size in self.summations
+        }
+        """The seconds of each way to sum vectors of so many bytes; None if they were not measured."""
         self._connect_all(store)
 
     def _connect_all(self, store: Any) -> None:
@@ -126,11 +132,10 @@ class ClusterCommunicator(GlooCommunicator):
 
         With `compress`, numbers travel between nodes as bfloat16 and are added as float32.
         """
-        if isinstance(self.summation, Ring) and self.config.compression == "none":
-            return self.begin(
-                dist.all_reduce, tensor
-            )  # compressed sums and these must not overtake each other
-        return self.sum_thread.submit(lambda: self.summation.sum_(tensor, compress))
+        way = self.summations["small" if tensor.nbytes <= SMALL_BYTES else "gradient"]
+        if isinstance(way, Ring) and self.config.compression == "none":
+            return self.begin(dist.all_reduce, tensor)  # not if sums in the thread could overtake it
+        return self.sum_thread.submit(partial(way.sum_, tensor, compress))
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         self.wait(self.begin_sum(tensor))
@@ -198,7 +203,8 @@ class ClusterCommunicator(GlooCommunicator):
         tensor.copy_(reference)
 
     def choose_summation(self, sums: torch.Tensor) -> None:
-        """Sum as `cluster.reduction` says from now on. `auto` measures both ways with vectors like `sums`."""
+        """Sum as `cluster.reduction` says from now on. `auto` measures both ways, with a vector like `sums`
+        and with a few numbers."""
         wanted = self.config.reduction
         if wanted == "ring" or (wanted == "auto" and 1 in (self.local_size, self.num_nodes)):
             return
@@ -206,18 +212,20 @@ class ClusterCommunicator(GlooCommunicator):
             range(first, first + self.local_size) for first in range(0, self.world_size, self.local_size)
         ]
         timeout = timedelta(seconds=10 * max(60.0, self.config.timeout_seconds))
-        hierarchy = self.wait_for_peers(lambda: Hierarchy(self.rank, nodes, timeout))
+        hierarchy = self.wait_for_peers(partial(Hierarchy, self.rank, nodes, timeout))
+        ways: dict[str, Summation] = {"ring": Ring(), "hierarchical": hierarchy}
         calm_network_thread()
+        used: dict[str, str] = dict.fromkeys(self.trials, wanted)
         if wanted == "auto":
-            ways: dict[str, Summation] = {"ring": self.summation, "hierarchical": hierarchy}
-            self.trial = {"bytes": sums.nbytes, **self._time_sums(sums, ways)}
-            if self.trial["hierarchical_seconds"] > CLEARLY * self.trial["ring_seconds"]:
-                return
-        self.summation = hierarchy
+            for size, vector in (("gradient", torch.zeros_like(sums)), ("small", torch.zeros(8))):
+                self.trials[size] = trial = {"bytes": vector.nbytes, **self._time_sums(vector, ways)}
+                faster = trial["hierarchical_seconds"] <= CLEARLY * trial["ring_seconds"]
+                used[size] = "hierarchical" if faster else "ring"
+        self.summations = {size: ways[name] for size, name in used.items()}
 
-    def _time_sums(self, sums: torch.Tensor, ways: dict[str, Summation]) -> dict[str, float]:
-        """Return the median seconds of a sum of the vector's size in each way, equal on all ranks."""
-        compress, vector = self.config.compression != "none", torch.zeros_like(sums)
+    def _time_sums(self, vector: torch.Tensor, ways: Mapping[str, Summation]) -> dict[str, float]:
+        """Return the median seconds of a sum of the vector in each way, equal on all ranks."""
+        compress = self.config.compression != "none" and vector.nbytes > SMALL_BYTES
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(1 + TRIALS):  # the first one warms up
             for name, way in ways.items():
@@ -229,17 +237,18 @@ class ClusterCommunicator(GlooCommunicator):
         return {f"{name}_seconds": round(median, 6) for name, median in zip(ways, medians, strict=True)}
 
     def facts(self) -> dict[str, str]:
-        text = (
-            "one ring of all ranks" if isinstance(self.summation, Ring) else "within nodes, then between them"
-        )
-        if self.trial["bytes"] is not None:
-            ring, hierarchical = (self.trial[f"{name}_seconds"] * 1e3 for name in ("ring", "hierarchical"))
-            text += f" (measured: ring {ring:.3g} ms, within nodes first {hierarchical:.3g} ms)"
+        gradient, small = self.metrics()["reduction"].values()
+        text = WORDS[gradient["used"]]
+        if gradient["bytes"] is not None:
+            text += f" (measured: {_in_words(gradient)}); "
+            text += f"few numbers: {WORDS[small['used']]} ({_in_words(small)})"
         return {"gradient sums": text}
 
     def metrics(self) -> dict[str, Any]:
-        used = "ring" if isinstance(self.summation, Ring) else "hierarchical"
-        return {"reduction": {"used": used, **self.trial}}
+        used = {
+            size: "ring" if isinstance(way, Ring) else "hierarchical" for size, way in self.summations.items()
+        }
+        return {"reduction": {size: {"used": used[size], **trial} for size, trial in self.trials.items()}}
 
     def reduction(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Reduction:
         self.choose_summation(sums)
@@ -253,3 +262,8 @@ class ClusterCommunicator(GlooCommunicator):
         if self.config.compression != "none":
             return CompressedReduction(self, sums, sum(each.numel() for each in parameters))
         return super().reduction(sums, parameters)
+
+
+def _in_words(trial: dict[str, Any]) -> str:
+    ring, hierarchical = trial["ring_seconds"] * 1e3, trial["hierarchical_seconds"] * 1e3
+    return f"ring {ring:.3g} ms, within nodes first {hierarchical:.3g} ms"

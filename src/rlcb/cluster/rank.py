@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from rlcb import cpu
 from rlcb.cluster.communicator import ClusterCommunicator
 from rlcb.cluster.network import use_interface
 from rlcb.cluster.node_memory import share_memory
@@ -102,7 +103,10 @@ def train_as_rank(spec: RunSpec, world: World) -> int:
     The message of every RunError names the rank.
     """
     name = world.rank_name(0 if world.local_rank is None else world.local_rank)
-    with StopSignal(repeats=True) as stop:
+    with spec.claimed_cores(1) as pinning, StopSignal(repeats=True) as stop:
+        if pinning:
+            cpu.pin(pinning[0])
+            spec = replace(spec, pinning=pinning)
         # The launcher's process tree has all ranks of the node.
         context = LaunchedContext(stop=stop, root_process=os.getppid(), spec=spec, name=name)
         with failure_recorded(spec, context):

@@ -196,6 +196,11 @@ class Config(Section):
     def _check_algorithm(self) -> None:
         if self.hardware.keep_acting_passes and not self.traits.caches_activations:
             raise ValueError("hardware.keep_acting_passes = true: only A2C and A3C learn as they acted")
+        if self.hardware.pin_workers and (self.has_actors or self.mode == "sequential"):
+            which = (
+                "actors and learners share cores" if self.has_actors else "a sequential run has no workers"
+            )
+            raise ValueError(f"hardware.pin_workers = true: {which}, so leave it out")
         if self.traits.has_minibatches:
             return
         name, training = self.traits.label, self.training

@@ -354,6 +354,9 @@ class HardwareConfig(Section):
     num_threads: Count | None = None
     """Threads of each process; null: OMP_NUM_THREADS if set, else the usable physical cores for a single
     process, or 1 for each of several."""
+    pin_workers: bool = False
+    """Keep each worker of PPO, A2C and A3C on cores of its own (Linux): one for each of its threads, of one
+    NUMA node, and of no other run that pins. Does not change the result."""
     microbatch_size: Count | None = None
     """Samples that pass through the network at once while it learns; null: chosen for the network. With
     cached activations it applies to the dense layers only. Does not change the result."""

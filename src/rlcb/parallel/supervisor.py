@@ -81,8 +81,10 @@ def train_on_node(
     if busy * spec.num_threads > cores:
         threads = counted(spec.num_threads, "thread")
         logger.warning("%d workers of %s share %s", busy, threads, counted(cores, "usable core"))
-    supervisor = Supervisor(worker_context(spec.config.env.id), module, spec, world, calibration)
-    with StopSignal(repeats=world is not None) as stop:
+    workers = spec.config.ranks_per_node
+    with spec.claimed_cores(workers) as pinning, StopSignal(repeats=world is not None) as stop:
+        spec = replace(spec, pinning=pinning)
+        supervisor = Supervisor(worker_context(spec.config.env.id), module, spec, world, calibration)
         try:
             supervisor.start()
             supervisor.watch(stop)

@@ -34,6 +34,8 @@ def worker_main(
         if spec.config.hardware.tune_allocator:
             cpu.tune_allocator()
         context = make_context(connection=connection)
+        if spec.pinning:
+            cpu.pin(spec.pinning[context.rank])
         connection.send(("ended", importlib.import_module(module).work(spec, context)))
         code = 0
     except Interrupted:  # before the run began: there is nothing to record

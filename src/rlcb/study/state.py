@@ -101,14 +101,19 @@ def _modified(path: Path) -> float:
 
 def last_row(folder: Path) -> dict[str, Any]:
     """Return the newest complete row of a run's metrics.jsonl; empty if there is none."""
-    for path in folder.glob("logs/*/metrics.jsonl"):
-        for line in reversed(tail(path)):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # the row is only partly written
-            if isinstance(row, dict):
-                return row
+    rows = (newest_row(path) for path in folder.glob("logs/*/metrics.jsonl"))
+    return next((row for row in rows if row), {})
+
+
+def newest_row(path: Path) -> dict[str, Any]:
+    """Return the newest complete row of a metrics.jsonl; empty if there is none."""
+    for line in reversed(tail(path)):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # the row is only partly written
+        if isinstance(row, dict):
+            return row
     return {}
 
 

@@ -12,6 +12,7 @@ from rlcb.config.config import Config
 from rlcb.cpu import describe_machine
 from rlcb.envs.levels import describe_levels
 from rlcb.machine.efficiency import describe_efficiency
+from rlcb.processes.pinned_cores import Pinning
 from rlcb.progress import ProgressBar
 from rlcb.text import WIDTH, brief, clock, counted, print_rows, short
 
@@ -64,6 +65,14 @@ def describe_learning(config: Config) -> str:
         f"{passes}, {training.optimizer}, rate {training.learning_rate:g} ({training.lr_schedule}), "
         f"gamma {training.gamma:g}"
     )
+
+
+def describe_pinning(pinning: Pinning) -> dict[str, str]:
+    """Return the row of the settings that says which CPUs the workers are pinned to; {} without pinning."""
+    if not pinning:
+        return {}
+    cpus = "; ".join(",".join(map(str, each)) for each in pinning)
+    return {"pinned": f"each worker to cores of its own, CPUs {cpus}"}
 
 
 def print_settings(config: Config, budget: Budget, facts: dict[str, str], root: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlcb.config.budget import Budget
 from rlcb.config.config import Config
+from rlcb.processes.pinned_cores import Pinning
 from rlcb.rl.statistics import EpisodeStatistics
 from rlcb.rl.timing import PHASES
 from rlcb.training.base import LearningProcess, Update
@@ -76,6 +77,7 @@ class Recorder:
         self.tracking = tracking
         self.budget = Budget.of(config)
         self.start_time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.pinning: Pinning = ()
         self.episodes = EpisodeStatistics()
         self.peak_before_gb = 0.0
         self.best: dict[str, Any] | None = None
@@ -213,6 +215,7 @@ class Recorder:
                 {
                     "name": names[rank],
                     "threads": threads,
+                    "cpus": list(self.pinning[rank]) if rank < len(self.pinning) else None,
                     "time_breakdown": breakdown(phases, elapsed),
                 }
                 for rank, (threads, phases) in enumerate(

@@ -21,7 +21,7 @@ from rlcb.processes.signals import StopSignal
 from rlcb.rl.communicator import Communicator
 from rlcb.training.base import LearningProcess
 from rlcb.training.checkpoint import newest_checkpoint
-from rlcb.training.console import print_settings
+from rlcb.training.console import describe_pinning, print_settings
 from rlcb.training.profiler import maybe_profile
 from rlcb.training.recorder import Clock, Recorder
 from rlcb.training.results import failure_recorded
@@ -81,8 +81,10 @@ def train(
             with context.wait_for_others():
                 tracking = stack.enter_context(track_run(config, folder, spec.resume))
             facts = {} if tracking is None else {"tracking": tracking.text()}
-            print_settings(config, budget, {**trainer.facts(), **facts}, folder.root)
+            facts = {**trainer.facts(), **describe_pinning(spec.pinning), **facts}
+            print_settings(config, budget, facts, folder.root)
             recorder = Recorder(config, folder, trainer, clock, checkpoint, context, tracking)
+            recorder.pinning = spec.pinning
         try:
             interruption = run_until_done(spec, trainer, recorder, clock, budget, context)
             if recorder is not None and interruption is None:
