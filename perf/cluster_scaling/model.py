@@ -82,7 +82,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Options:
-    """How gradients are summed. The programs do not have `hierarchical` and `local_index` today."""
+    """How gradients are summed. The program does not have `local_index`, and its `hierarchical` uses gloo
+    within nodes (ring.nested_ring_parts)."""
 
     overlap: bool = False
     compression: bool = False
