@@ -34,6 +34,7 @@ COMMANDS = {
     "profile": "profile_cpu.py",
     "quick-test": "quick_test.py",
     "check-cluster": "rlcb.cli.check_cluster",
+    "status": "rlcb.cli.status",
 }
 """What `rlcb COMMAND` runs, by COMMAND."""
 SCRIPT = re.compile(r"train_([a-z0-9]+)_(sequential|parallel|distributed)(_timed)?\.py")

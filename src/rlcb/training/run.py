@@ -80,9 +80,10 @@ def train(
         if communicator.is_main:
             with context.wait_for_others():
                 tracking = stack.enter_context(track_run(config, folder, spec.resume))
-            facts = {} if tracking is None else {"tracking": tracking.text()}
-            facts = {**trainer.facts(), **describe_pinning(spec.pinning), **facts}
-            print_settings(config, budget, facts, folder.root)
+            facts = describe_pinning(spec.pinning) | (
+                {} if tracking is None else {"tracking": tracking.text()}
+            )
+            print_settings(config, budget, {**trainer.facts(), **facts}, folder.root)
             recorder = Recorder(config, folder, trainer, clock, checkpoint, context, tracking)
             recorder.pinning = spec.pinning
         try:
