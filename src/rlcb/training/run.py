@@ -80,10 +80,7 @@ def train(
         if communicator.is_main:
             with context.wait_for_others():
                 tracking = stack.enter_context(track_run(config, folder, spec.resume))
-            facts = describe_pinning(spec.pinning) | (
-                {} if tracking is None else {"tracking": tracking.text()}
-            )
-            print_settings(config, budget, {**trainer.facts(), **facts}, folder.root)
+            print_settings(config, budget, facts_of(spec, trainer, tracking), folder.root)
             recorder = Recorder(config, folder, trainer, clock, checkpoint, context, tracking)
             recorder.pinning = spec.pinning
         try:
@@ -97,6 +94,12 @@ def train(
                 recorder.finish_failed()
             raise
     return 0 if interruption is None else interruption.exit_code
+
+
+def facts_of(spec: RunSpec, trainer: LearningProcess, tracking: Any) -> dict[str, str]:
+    """Return what a run prints beside its configuration, as {name: text}. `tracking` may be None."""
+    tracked = {} if tracking is None else {"tracking": tracking.text()}
+    return {**trainer.facts(), **describe_pinning(spec.pinning), **tracked}
 
 
 def prepare(spec: RunSpec, trainer: LearningProcess) -> dict[str, Any] | None:
