@@ -109,10 +109,10 @@ def resolve(program: Program, arguments: argparse.Namespace) -> None:
     assert program.training is not None
     algorithm, mode, _ = program.training
     if mode == "distributed":
-        data, source = train_distributed.settings(arguments, algorithm)
+        data = train_distributed.settings(arguments, algorithm)
         workers = {} if algorithm == "impala" else {"num_workers": 1}
         data["cluster"] = {**(data.get("cluster") or {}), "num_nodes": 1, **workers}
-        train_distributed.build_config(data, source)
+        train_distributed.build_config(data)
     elif not arguments.resume:
         train.resolve_config(arguments)
 

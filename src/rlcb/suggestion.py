@@ -14,6 +14,6 @@ def nearest(word: object, known: Iterable[object]) -> str | None:
 
 
 def did_you_mean(word: object, known: Iterable[object]) -> str:
-    """Return `; did you mean NAME?` for the end of a message about an unknown name; "" if none is similar."""
+    """Return `; did you mean NAME?` for the end of a message; "" if the name is known or unlike all."""
     name = nearest(word, known)
-    return "" if name is None else f"; did you mean {name}?"
+    return "" if name in (None, str(word)) else f"; did you mean {name}?"

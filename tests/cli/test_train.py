@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from rlcb.cli.flags import FLAGS, Flag, apply_actors, make_parser
 from rlcb.cli.train import main, resolve_config, resolve_resumed
 from rlcb.config.config import Config, flat_settings
 from rlcb.config.games import GAMES
+from rlcb.config.sourced import SourcedSettings
 from rlcb.config.yaml_file import dump_config
 from rlcb.errors import UsageError
 from rlcb.paths import default_config_path
@@ -140,11 +140,11 @@ def test_actors_and_their_environments() -> None:
 
 def test_actors_of_several_nodes_share_the_environments_of_all() -> None:
     flags = make_parser("impala", "parallel", timed=False).parse_args(["--num-envs-per-actor", "8"])
-    data: dict[str, Any] = {"env": {"num_envs": 64}}
+    data = SourcedSettings({"env": {"num_envs": 64}})
     apply_actors(data, flags, num_nodes=2)
     assert data == {"env": {"num_envs": 64}, "impala": {"num_actors": 4}}
     with pytest.raises(UsageError, match=r"8 x 3 nodes: env\.num_envs = 64 is no multiple of it"):
-        apply_actors({"env": {"num_envs": 64}}, flags, num_nodes=3)
+        apply_actors(SourcedSettings({"env": {"num_envs": 64}}), flags, num_nodes=3)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ PER_ACTOR = "--num-envs-per-actor"
 WRONG_ACTORS = {
     "no whole number of them": (
         ("impala", "parallel", PER_ACTOR, "12"),
-        "--num-envs-per-actor 12: env.num_envs = 32 is no multiple of it",
+        "--num-envs-per-actor 12: env.num_envs = 32 (config/impala_parallel.yaml line ",
     ),
-    "more than there are": (("impala", "parallel", PER_ACTOR, "64"), "env.num_envs = 32 is no multiple"),
+    "more than there are": (("impala", "parallel", PER_ACTOR, "64"), ") is no multiple of it; give another"),
     "none": (("impala", "parallel", PER_ACTOR, "0"), "--num-envs-per-actor 0"),
     "words": (("impala", "parallel", "--set", "env.num_envs=many", PER_ACTOR, "8"), "env.num_envs = many"),
     "three numbers": (

@@ -13,11 +13,11 @@ from rlcb.config.yaml_file import build_config, dump_config
 
 def resolve(algorithm: str, *flags: object) -> Config:
     arguments = train_distributed.make_parser(algorithm).parse_args([str(flag) for flag in flags])
-    data, source = train_distributed.settings(arguments, algorithm)
+    data = train_distributed.settings(arguments, algorithm)
     data["cluster"] = {**(data.get("cluster") or {}), "num_nodes": 1}
     if algorithm != "impala":
         data["cluster"]["num_workers"] = 1
-    return build_config(data, source)
+    return build_config(data)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala"])

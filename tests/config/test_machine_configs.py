@@ -253,9 +253,9 @@ def test_later_files_override_single_settings_of_earlier_ones(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("training: 3\n", r"b\.yaml: training = 3: expected a section"),
-        ("when: {dqn: {}}\n", r"b\.yaml: when\.dqn: expected one of ppo, "),
-        ("when: [ppo]\n", r"b\.yaml: when: expected sections"),
+        ("training: 3\n", r"b\.yaml line 1: training = 3: expected a section"),
+        ("when: {dqn: {}}\n", r"b\.yaml line 1: when\.dqn: expected one of ppo, "),
+        ("when: [ppo]\n", r"b\.yaml line 1: when: expected sections"),
         (
             "when: {impala: {env: {num_envs: 8}}}\n",
             r"b\.yaml: has nothing for ppo parallel; it is for impala",

@@ -6,11 +6,11 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlcb.cli.command import Parser, count, exit_code, hours, seconds
 from rlcb.cli.flags import add_matrix_choice
 from rlcb.config.algorithms import MODES
+from rlcb.config.sourced import SourcedSettings
 from rlcb.config.yaml_file import found_config, parse_assignments, parse_settings
 from rlcb.cpu import usable_cores
 from rlcb.errors import EXIT_FAILED, Interrupted, UsageError
@@ -207,9 +207,9 @@ def _add_action_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+def given_settings(arguments: argparse.Namespace) -> SourcedSettings:
     """Return the settings of a study that are given by --study and by flags; flags override the file."""
-    given = read_study_file(arguments.study) if arguments.study is not None else {}
+    given = SourcedSettings() if arguments.study is None else read_study_file(arguments.study)
     flags = {key: value for key, value in vars(arguments).items() if key in Study.model_fields}
     flags["config"] = {
         name: str(found_config(Path(path)).resolve())
@@ -220,10 +220,11 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     for budget, other in (("duration", "total_timesteps"), ("total_timesteps", "duration")):
         if budget in flags:
             given.pop(other, None)
+    sources = {**given.sources, **SourcedSettings.of_flags(flags).sources}
     for key in ("config", "set"):
         if key in given and key in flags and isinstance(given[key], dict):
             flags[key] = {**given[key], **flags[key]}
-    return {**given, **flags}
+    return SourcedSettings({**given, **flags}, sources)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -279,14 +280,16 @@ def refuse_several_nodes(study: Study) -> None:
         raise UsageError(f"--nodes {most}: this machine is one node; use --launcher slurm")
 
 
-def chosen_settings(root: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def chosen_settings(root: Path, arguments: argparse.Namespace) -> SourcedSettings:
     """Return the given settings of a study, with --hours those of its plan. Raises UsageError."""
     given = given_settings(arguments)
     if arguments.hours is None:
         return given
     if (root / STUDY_FILE).exists():
         raise UsageError(f"{root} holds a study already; leave out --hours to resume it")
-    return plan_study(None if arguments.hours is True else arguments.hours, usable_cores(), given).settings
+    plan = plan_study(None if arguments.hours is True else arguments.hours, usable_cores(), given)
+    planned = SourcedSettings.of(plan.settings, "--hours")
+    return SourcedSettings(plan.settings, {**planned.sources, **given.sources})
 
 
 def machine_lock() -> Lock:

@@ -14,7 +14,15 @@ from rlcb.config.algorithms import ALGORITHMS, MODES, ONE_MACHINE
 from rlcb.config.budget import DEFAULT_HOURS
 from rlcb.config.config import as_count, flat_settings
 from rlcb.config.settings import EnvConfig
-from rlcb.config.yaml_file import build_config, parse_yaml, read_config_file, read_config_files, set_value
+from rlcb.config.sourced import SourcedSettings
+from rlcb.config.yaml_file import (
+    build_config,
+    parse_yaml,
+    read_config_file,
+    read_config_files,
+    require_run,
+    set_value,
+)
 from rlcb.errors import UsageError
 from rlcb.paths import default_config_path, shown_path
 
@@ -158,7 +166,7 @@ def add_choice(parser: Parser) -> None:
 def shown_settings(path: Path, timed: bool | None) -> dict[str, Any]:
     """Return the settings that `--help` shows, by dotted key; {} if the configuration file is not valid."""
     try:
-        settings = flat_settings(build_config(read_config_file(path), str(path)))
+        settings = flat_settings(build_config(read_config_file(path)))
     except UsageError:
         return {}
     if timed:
@@ -223,22 +231,19 @@ def add_process_flags(parser: Parser, algorithm: str, mode: str, num_workers: in
     group.add_argument(*names, dest="num_envs_per_worker", type=count, metavar="N", help=text)
 
 
-def read_settings(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Return the merged files of `--config`, or the default file, and their names for messages.
+def read_settings(arguments: argparse.Namespace) -> SourcedSettings:
+    """Return the merged files of `--config`, or the default file.
 
     Raises UsageError if they are files of another algorithm or mode.
     """
     algorithm, mode = arguments.algorithm, arguments.mode
     paths = arguments.config or [default_config_path(algorithm, mode)]
-    source = " + ".join(map(str, paths))
     data = read_config_files(paths, algorithm, mode)
-    for key, value in (("algorithm", algorithm), ("mode", mode)):
-        if data.setdefault(key, value) != value:
-            raise UsageError(f"{source}: {key} = {data[key]!r}, but this command runs {algorithm} {mode}")
-    return data, source
+    require_run(data, algorithm, mode, "this command runs")
+    return data
 
 
-def apply_flags(data: dict[str, Any], arguments: argparse.Namespace) -> None:
+def apply_flags(data: SourcedSettings, arguments: argparse.Namespace) -> None:
     """Override the settings in `data` with the given flags, `--set` last. Raises UsageError."""
     given = vars(arguments)
     for flag in FLAGS:
@@ -248,10 +253,10 @@ def apply_flags(data: dict[str, Any], arguments: argparse.Namespace) -> None:
         key, separator, text = item.partition("=")
         if not separator:
             raise UsageError(f"--set {item}: expected section.key=value")
-        set_value(data, key.strip(), parse_yaml(text, f"--set {key}"), f"--set {item}")
+        set_value(data, key.strip(), parse_yaml(text, f"--set {key}"), f"--set {key.strip()}")
 
 
-def apply_workers(data: dict[str, Any], arguments: argparse.Namespace) -> None:
+def apply_workers(data: SourcedSettings, arguments: argparse.Namespace) -> None:
     """Apply the flags for the number of processes and the environments per process. Raises UsageError."""
     mode = arguments.mode
     if data["algorithm"] == "impala" and mode != "sequential":
@@ -272,10 +277,17 @@ def apply_workers(data: dict[str, Any], arguments: argparse.Namespace) -> None:
         count = 1
     total = vars(arguments)["env.num_envs"]
     if total not in (None, per_process * count):
+        where = said_by(data, "parallel.num_workers", "--num-workers")
         raise UsageError(
-            f"--num-envs-per-worker {per_process} x {count} workers contradicts --num-envs {total}"
+            f"--num-envs-per-worker {per_process} x {count} workers{where} contradicts --num-envs {total}"
         )
     set_value(data, "env.num_envs", per_process * count, "--num-envs-per-worker")
+
+
+def said_by(data: SourcedSettings, key: str, flag: str) -> str:
+    """Return ` (FILE line N)` if a setting comes from elsewhere than its flag, for a message; else ""."""
+    source = data.source(key)
+    return "" if source in (None, flag) else f" ({source})"
 
 
 def section(data: dict[str, Any], name: str) -> dict[str, Any]:
@@ -295,7 +307,7 @@ def refuse_actors(number: int, algorithm: str, mode: str) -> NoReturn:
     raise UsageError(f"--num-actors {number}: {why}")
 
 
-def apply_actors(data: dict[str, Any], arguments: argparse.Namespace, num_nodes: int = 1) -> None:
+def apply_actors(data: SourcedSettings, arguments: argparse.Namespace, num_nodes: int = 1) -> None:
     """Apply the flags for IMPALA's actors, whose number is per node. Raises UsageError.
 
     If neither the flags nor the file give the number of actors, it follows from --num-envs-per-actor.
@@ -314,16 +326,20 @@ def apply_actors(data: dict[str, Any], arguments: argparse.Namespace, num_nodes:
     if actors is None:
         actors = actors_for(data, per_process, num_nodes)
         set_value(data, "impala.num_actors", actors, "--num-envs-per-actor")
+    elif as_count(actors) is None:
+        return  # validation refuses it
     total, given = per_process * actors * num_nodes, vars(arguments)["env.num_envs"]
     if given not in (None, total):
         nodes = "" if num_nodes == 1 else f" x {num_nodes} nodes"
+        where = said_by(data, "impala.num_actors", "--num-actors")
         raise UsageError(
-            f"--num-envs-per-actor {per_process} x {actors} actors{nodes} contradicts --num-envs {given}"
+            f"--num-envs-per-actor {per_process} x {actors} actors{where}{nodes} contradicts "
+            f"--num-envs {given}"
         )
     set_value(data, "env.num_envs", total, "--num-envs-per-actor")
 
 
-def actors_for(data: dict[str, Any], per_actor: int, num_nodes: int) -> int:
+def actors_for(data: SourcedSettings, per_actor: int, num_nodes: int) -> int:
     """Return the number of actors per node for `per_actor` environments each.
 
     Raises UsageError if env.num_envs is not a multiple of `per_actor` x `num_nodes`.
@@ -333,8 +349,9 @@ def actors_for(data: dict[str, Any], per_actor: int, num_nodes: int) -> int:
     if total is None or each < 1 or total % each:
         nodes = "" if num_nodes == 1 else f" x {num_nodes} nodes"
         raise UsageError(
-            f"--num-envs-per-actor {per_actor}{nodes}: env.num_envs = {written} is no multiple of it; give "
-            "another --num-envs, or --num-actors"
+            f"--num-envs-per-actor {per_actor}{nodes}: env.num_envs = {written}"
+            f"{said_by(data, 'env.num_envs', '--num-envs')} is no multiple of it; give another --num-envs, "
+            "or --num-actors"
         )
     return total // each
 

@@ -11,12 +11,13 @@ from rlcb.cli.completion import completing, typed_words
 from rlcb.cli.flags import add_choice, apply_budget, apply_flags, apply_workers, make_parser, read_settings
 from rlcb.config.algorithms import ALGORITHMS, WHY_NOT
 from rlcb.config.config import Config
+from rlcb.config.sourced import SourcedSettings
 from rlcb.config.yaml_file import build_config
 from rlcb.cpu import prepare_process
 from rlcb.errors import UsageError
 from rlcb.kernels.build import build_ahead
 from rlcb.parallel.calibration import with_split_of
-from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
+from rlcb.training.run_folder import CONFIG_FILE, RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
 from rlcb.training.tracking import require_tracker
 
@@ -102,11 +103,11 @@ def resolve_config(arguments: argparse.Namespace) -> Config:
 
     Raises UsageError.
     """
-    data, source = read_settings(arguments)
+    data = read_settings(arguments)
     apply_flags(data, arguments)
     apply_workers(data, arguments)
     apply_budget(data, arguments)
-    return build_config(data, source)
+    return build_config(data)
 
 
 def resolve_resumed(arguments: argparse.Namespace) -> tuple[Config, RunFolder]:
@@ -126,10 +127,10 @@ def resolve_resumed(arguments: argparse.Namespace) -> tuple[Config, RunFolder]:
     if arguments.config is not None:
         now = resolve_config(arguments)
     else:
-        data = before.model_dump(mode="json")
+        data = SourcedSettings.of(before.model_dump(mode="json"), str(root / CONFIG_FILE))
         apply_flags(data, arguments)
         apply_workers(data, arguments)
-        now = build_config(data, str(root))
+        now = build_config(data)
     now = with_split_of(now, before)
     require_same_run(before, now)
     return now, RunFolder(root, before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +21,7 @@ from rlcb.cluster.launch import as_starter, discover
 from rlcb.cluster.network import require_place
 from rlcb.config.config import Config
 from rlcb.config.settings import ClusterConfig
+from rlcb.config.sourced import SourcedSettings, source_in
 from rlcb.config.validation import describe_validation_error
 from rlcb.config.yaml_file import build_config, set_value
 from rlcb.errors import Interrupted, UsageError
@@ -29,7 +30,7 @@ from rlcb.parallel.calibration import with_split_of
 from rlcb.parallel.world import World, host_name
 from rlcb.processes.socket_folder import remove_socket_folder
 from rlcb.text import counted
-from rlcb.training.run_folder import RunFolder, config_of_run, require_same_run
+from rlcb.training.run_folder import CONFIG_FILE, RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
 from rlcb.training.tracking import require_tracker
 
@@ -86,12 +87,12 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
 
     Raises UsageError and RunError.
     """
-    data, source = settings(arguments, algorithm)
+    data = settings(arguments, algorithm)
     world = discover(cluster_settings(data), arguments.node_rank, os.environ)
     if algorithm == "impala":
         world = as_starter(world)
     apply_world(data, arguments, world)
-    given = build_config(data, source)
+    given = build_config(data)
     require_place(world, given.cluster.network_interface)
     folder, resume = open_folder(arguments, given, world)
     try:
@@ -171,17 +172,14 @@ def may_resume(arguments: argparse.Namespace, world: World) -> bool:
     return arguments.resume is not None or world.restarts > 0
 
 
-def settings(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, Any], str]:
-    """Return the settings of file and flags as nested dictionaries, and the name of the file or folder.
-
-    Raises UsageError.
-    """
+def settings(arguments: argparse.Namespace, algorithm: str) -> SourcedSettings:
+    """Return the settings of file and flags as nested dictionaries. Raises UsageError."""
     from_run = arguments.resume == "yes" and arguments.config is None
     if from_run:
-        before = config_of_run(output_dir(arguments, "--resume"))
-        data, source = before.model_dump(mode="json"), str(arguments.output_dir)
+        root = output_dir(arguments, "--resume")
+        data = SourcedSettings.of(config_of_run(root).model_dump(mode="json"), str(root / CONFIG_FILE))
     else:
-        data, source = flags.read_settings(arguments)
+        data = flags.read_settings(arguments)
     flags.apply_flags(data, arguments)
     given = vars(arguments)
     for flag in PLACE_FLAGS:
@@ -191,7 +189,7 @@ def settings(arguments: argparse.Namespace, algorithm: str) -> tuple[dict[str, A
         set_value(data, "cluster.num_workers", arguments.num_workers, "--num-workers")
     if not from_run:  # a resumed run keeps its budget
         flags.apply_budget(data, arguments)
-    return data, source
+    return data
 
 
 def output_dir(arguments: argparse.Namespace, why: str) -> Path:
@@ -202,24 +200,28 @@ def output_dir(arguments: argparse.Namespace, why: str) -> Path:
     return folder
 
 
-def cluster_settings(data: dict[str, Any]) -> ClusterConfig:
+def cluster_settings(data: Mapping[str, Any]) -> ClusterConfig:
     """Return the validated section `cluster` of `data`. Raises UsageError."""
     try:
         return ClusterConfig.model_validate(data.get("cluster") or {})
     except ValidationError as error:
-        raise UsageError(f"cluster: {describe_validation_error(error, ClusterConfig)}") from None
+        source = source_in(data)
+        problem = describe_validation_error(error, ClusterConfig, lambda key: source(f"cluster.{key}"))
+        raise UsageError(f"cluster: {problem}") from None
 
 
-def apply_world(data: dict[str, Any], arguments: argparse.Namespace, world: World) -> None:
+def apply_world(data: SourcedSettings, arguments: argparse.Namespace, world: World) -> None:
     """Write the numbers of nodes, workers or actors, and environments into the settings.
 
     Raises UsageError if the flags contradict each other.
     """
-    set_value(data, "cluster.num_nodes", world.num_nodes, "cluster.num_nodes")
+    known = data.source("cluster.num_nodes") or "this start"
+    set_value(data, "cluster.num_nodes", world.num_nodes, known)
     if data["algorithm"] == "impala":
         flags.apply_actors(data, arguments, world.num_nodes)
         return
-    set_value(data, "cluster.num_workers", world.num_workers, "cluster.num_workers")
+    known = data.source("cluster.num_workers") or "this start"
+    set_value(data, "cluster.num_workers", world.num_workers, known)
     if arguments.num_actors is not None:
         raise UsageError(f"--num-actors {arguments.num_actors}: only IMPALA has actors; use --num-workers")
     per_process, total = arguments.num_envs_per_worker, vars(arguments)["env.num_envs"]

@@ -7,11 +7,11 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlcb.cli.benchmark import machine_lock
 from rlcb.cli.command import Parser, count, exit_code, hours
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
+from rlcb.config.sourced import SourcedSettings
 from rlcb.config.yaml_file import found_config, parse_assignments, parse_settings
 from rlcb.errors import EXIT_FAILED, Interrupted, RunError
 from rlcb.processes.machine_lock import Lock
@@ -137,7 +137,7 @@ def _add_run_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+def given_settings(arguments: argparse.Namespace) -> SourcedSettings:
     """Return the settings of the tuning that flags give."""
     flags = {key: value for key, value in vars(arguments).items() if key in Tuning.model_fields}
     flags["config"] = {
@@ -145,7 +145,7 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, path in parse_assignments(arguments.config, "--config").items()
     }
     flags["set"] = parse_settings(arguments.set)
-    return {key: value for key, value in flags.items() if value not in (None, {})}
+    return SourcedSettings.of_flags({k: value for k, value in flags.items() if value not in (None, {})})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

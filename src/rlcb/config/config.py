@@ -162,7 +162,7 @@ class Config(Section):
         if training.batch_size is not None and training.batch_size > size:
             raise ValueError(
                 f"training.batch_size = {training.batch_size} must be at most the rollout, "
-                f"n_steps x num_envs = {training.n_steps} x {self.env.num_envs} = {size}"
+                f"training.n_steps x env.num_envs = {training.n_steps} x {self.env.num_envs} = {size}"
             )
         return self
 
@@ -258,7 +258,7 @@ class Config(Section):
             each = "" if self.num_nodes == 1 else f" of each of {self.num_nodes} nodes"
             raise ValueError(
                 f"training.batch_size = {size} must be a multiple of an unroll{each}, "
-                f"n_steps x environments of an actor{' x nodes' if each else ''} = {unrolls}"
+                f"training.n_steps x environments of an actor{' x nodes' if each else ''} = {unrolls}"
             )
 
 

@@ -91,7 +91,7 @@ def configuration_text(config: Config, setup: Setup, profile: Profile) -> str:
     for key, value in recommended.items():
         set_value(data, key, value, "the recommendation")
     wanted = build_config(data, "the recommendation")
-    before = flat_settings(build_config(read_config_file(base), str(base)))
+    before = flat_settings(build_config(read_config_file(base)))
     body = base.read_text(encoding="utf-8")
     for key, value in flat_settings(wanted).items():
         if key in recommended or value != before.get(key):
@@ -159,7 +159,7 @@ def configuration(pair: AlgorithmMode, arguments: argparse.Namespace) -> Config:
         set_value(data, "env.id", arguments.env[0], "--env")
     for key, value in parse_settings(arguments.set).items():
         set_value(data, key, value, f"--set {key}")
-    return build_config(data, str(path))
+    return build_config(data)
 
 
 def check_environments(arguments: argparse.Namespace) -> None:

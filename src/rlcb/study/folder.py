@@ -7,33 +7,43 @@ import socket
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
 from rlcb.comparison.lost import LostRun
-from rlcb.config.yaml_file import parse_yaml, read_config_file
+from rlcb.config.sourced import SourcedSettings, sources_of
+from rlcb.config.yaml_file import parse_sourced, read_config_file
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_atomically
 from rlcb.processes.subprocesses import failure_reason
 from rlcb.study.settings import check_study, configuration_settings, settings_of_nodes
 from rlcb.study.state import TRAINING_LOG, RunState, read_state
-from rlcb.study.study import PlannedRun, Study, build_study, training_flags
+from rlcb.study.study import PlannedRun, Study, build_study, require_known_keys, training_flags
 from rlcb.training.run_folder import STUDY_CONFIGS, STUDY_FILE, STUDY_LOG_FILE
 
 # Settings that may change when a study is resumed, because they do not affect the training of its runs.
 CHANGEABLE = ("cooldown", "evaluate_episodes", "until_decided", "max_hours")
 MATRIX = ("algorithms", "modes", "nodes", "envs", "seeds")
-Settings = dict[tuple[str, str], dict[str, Any]]
+Settings = dict[tuple[str, str], SourcedSettings]
 
 
 class StudyFolder:
     """A study and the paths of its files. Creating the object writes nothing; `exists` tells whether
     study.yaml has been written."""
 
-    def __init__(self, root: Path, study: Study, settings: Settings, exists: bool) -> None:
+    def __init__(
+        self,
+        root: Path,
+        study: Study,
+        settings: Settings,
+        exists: bool,
+        sources: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Check every run. `sources` tells where the keys of the study come from. Raises UsageError."""
         self.root, self.study, self.settings, self.exists = root, study, settings, exists
-        self.configs = check_study(study, settings)
+        self.configs = check_study(study, settings, sources)
         """The configuration of each run, by the run's name."""
 
     def run_folder(self, run: PlannedRun) -> Path:
@@ -61,7 +71,7 @@ class StudyFolder:
             for pair, data in self.settings.items():
                 path = config_path(self.root, *pair)
                 if not path.exists():
-                    write_atomically(path, yaml.safe_dump(data, sort_keys=False).encode())
+                    write_atomically(path, yaml.safe_dump(dict(data), sort_keys=False).encode())
             write_atomically(self.root / STUDY_FILE, self._text().encode())
         except OSError as error:
             raise UsageError(
@@ -101,16 +111,16 @@ def config_path(root: Path, algorithm: str, mode: str) -> Path:
     return root / STUDY_CONFIGS / f"{algorithm}_{mode}.yaml"
 
 
-def read_study_file(path: Path) -> dict[str, Any]:
+def read_study_file(path: Path) -> SourcedSettings:
     """Return the settings in a study file. Its relative paths start at its own folder. Raises UsageError."""
     try:
-        data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        data = parse_sourced(path.read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise UsageError(f"cannot read study {path}: {reason}") from None
-    if not isinstance(data, dict):
+    if not isinstance(data, SourcedSettings):
         raise UsageError(f"{path}: expected settings of a study (algorithms, modes, envs, seeds, ...)")
-    given = {str(key): value for key, value in data.items() if value is not None}
+    given = SourcedSettings({str(k): value for k, value in data.items() if value is not None}, data.sources)
     if isinstance(given.get("config"), dict):
         given["config"] = {
             scope: str((path.parent / name).resolve()) for scope, name in given["config"].items()
@@ -149,12 +159,14 @@ def open_study(root: Path, given: Mapping[str, Any], extend: bool = False) -> St
     path = root / STUDY_FILE
     if not path.exists():
         _refuse_if_occupied(root)
+        require_known_keys(given, "study")
         if "algorithms" not in given:
             raise UsageError("give --algorithms, or --study FILE, or the --output-dir of an existing study")
-        study = build_study(given, "study")
-        return StudyFolder(root, study, _settings(root, study), exists=False)
-    before = build_study(read_study_file(path), str(path))
-    merged = {**before.model_dump(), **given}
+        study, sources = build_study(given, "study"), sources_of(given)
+        return StudyFolder(root, study, _settings(root, study, sources), exists=False, sources=sources)
+    saved = read_study_file(path)
+    before, sources = build_study(saved, str(path)), {**saved.sources, **sources_of(given)}
+    merged = SourcedSettings({**before.model_dump(), **given}, sources)
     if before.until_decided and before.seeds[: len(merged["seeds"])] == merged["seeds"]:
         merged["seeds"] = before.seeds  # rounds have added seeds to those given
     for budget, other in (("duration", "total_timesteps"), ("total_timesteps", "duration")):
@@ -162,10 +174,10 @@ def open_study(root: Path, given: Mapping[str, Any], extend: bool = False) -> St
             merged[other] = None
     now = build_study(merged, "study")
     _require_same_study(root, before, now, extend)
-    settings = _settings(root, now)
+    settings = _settings(root, now, sources)
     if "config" in given:
         _require_same_configs(root, now, settings)
-    return StudyFolder(root, now, settings, exists=True)
+    return StudyFolder(root, now, settings, exists=True, sources=sources)
 
 
 def _refuse_if_occupied(root: Path) -> None:
@@ -175,13 +187,13 @@ def _refuse_if_occupied(root: Path) -> None:
         raise UsageError(f"{root} is not empty and holds no study; give another --output-dir")
 
 
-def _settings(root: Path, study: Study) -> Settings:
+def _settings(root: Path, study: Study, sources: Mapping[str, str]) -> Settings:
     """Return the settings of each (algorithm, mode): from the study's folder if it has them, or else from the
     configuration files."""
     return {
         pair: read_config_file(path)
         if (path := config_path(root, *pair)).exists() and (root / STUDY_FILE).exists()
-        else configuration_settings(study, *pair)
+        else configuration_settings(study, *pair, sources)
         for pair in study.configurations
     }
 

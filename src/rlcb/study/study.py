@@ -20,6 +20,7 @@ from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName, Mode
 from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.games import canonical_id, procgen_game
 from rlcb.config.settings import Count, Hours, NonNegative, Once, Pause, Section, TrackerName
+from rlcb.config.sourced import source_in
 from rlcb.config.validation import describe_validation_error
 from rlcb.errors import UsageError
 from rlcb.suggestion import did_you_mean
@@ -221,18 +222,24 @@ def why_no_rounds(study: Study) -> str:
     return ""
 
 
-def build_study(data: Mapping[str, Any], source: str) -> Study:
-    """Validate the settings of a study. Raises UsageError: one line with the key, the value and the rule."""
+def require_known_keys(data: Mapping[str, Any], source: str) -> None:
+    """Raise UsageError if a key is not one of a study."""
     unknown = [key for key in data if key not in Study.model_fields]
     if unknown:
+        where = source_in(data, source)(unknown[0]) or source
         raise UsageError(
-            f"{source}: unknown key {unknown[0]!r} of a study (known: {', '.join(Study.model_fields)})"
+            f"{where}: unknown key {unknown[0]!r} of a study (known: {', '.join(Study.model_fields)})"
             f"{did_you_mean(unknown[0], Study.model_fields)}"
         )
+
+
+def build_study(data: Mapping[str, Any], source: str) -> Study:
+    """Validate the settings of a study. Raises UsageError: one line with the key, the value and the rule."""
+    require_known_keys(data, source)
     try:
         return Study.model_validate(dict(data))
     except ValidationError as error:
-        raise UsageError(describe_validation_error(error, Study, lambda key: source)) from None
+        raise UsageError(describe_validation_error(error, Study, source_in(data, source))) from None
 
 
 def training_flags(

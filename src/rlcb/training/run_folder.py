@@ -281,7 +281,7 @@ def config_of_run(root: Path) -> Config:
     data = read_config_file(path)
     if "algorithm" not in data or "mode" not in data:
         raise UsageError(f"{path} is empty or damaged: every run's configuration has algorithm and mode")
-    return build_config(data, str(path))
+    return build_config(data)
 
 
 def config_of_checkpoint(path: Path, checkpoint: dict[str, Any]) -> Config:

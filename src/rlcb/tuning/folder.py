@@ -10,7 +10,8 @@ import yaml
 
 from rlcb.config.config import Config
 from rlcb.config.games import procgen_game
-from rlcb.config.yaml_file import parse_yaml, read_config_file
+from rlcb.config.sourced import SourcedSettings, sources_of
+from rlcb.config.yaml_file import parse_sourced, read_config_file
 from rlcb.errors import UsageError
 from rlcb.files import write_atomically
 from rlcb.tuning.score import require_one_scale
@@ -18,7 +19,7 @@ from rlcb.tuning.settings import Tuning, base_settings, build_tuning, changed_se
 
 TUNING_FILE = "tuning.yaml"
 BASES = "configs"
-Bases = dict[str, dict[str, Any]]
+Bases = dict[str, SourcedSettings]
 """The plain settings that all runs of an algorithm start from, by algorithm."""
 
 
@@ -54,7 +55,7 @@ class TuningFolder:
             (self.root / BASES).mkdir(parents=True, exist_ok=True)
             for algorithm, data in self.bases.items():
                 if not self.exists:
-                    text = yaml.safe_dump(data, sort_keys=False)
+                    text = yaml.safe_dump(dict(data), sort_keys=False)
                     write_atomically(self.root / BASES / f"{algorithm}.yaml", text.encode())
             settings = yaml.safe_dump(self.tuning.model_dump(mode="json"), sort_keys=False, width=110)
             head = f"# A tuning. To continue it: python tune.py --output-dir {self.root}\n"
@@ -87,7 +88,7 @@ def open_tuning(root: Path, given: Mapping[str, Any]) -> TuningFolder:
         fresh: Bases = {name: base_settings(tuning, name) for name in tuning.algorithms}
         return TuningFolder(root, tuning, fresh, exists=False)
     saved = read_tuning(path)
-    merged = {**saved.model_dump(), **given}
+    merged = SourcedSettings({**saved.model_dump(), **given}, sources_of(given))
     for budget, other in (("duration", "total_timesteps"), ("total_timesteps", "duration")):
         if budget in given and other not in given:
             merged[other] = None
@@ -104,11 +105,12 @@ def open_tuning(root: Path, given: Mapping[str, Any]) -> TuningFolder:
 def read_tuning(path: Path) -> Tuning:
     """Return the settings in a tuning.yaml. Raises UsageError."""
     try:
-        data = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        data = parse_sourced(path.read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"cannot read {path}: {getattr(error, 'strerror', None) or 'not a text file'}"
         ) from None
-    if not isinstance(data, dict):
+    if not isinstance(data, SourcedSettings):
         raise UsageError(f"{path}: expected the settings of a tuning")
-    return build_tuning({key: value for key, value in data.items() if value is not None}, str(path))
+    given = {key: value for key, value in data.items() if value is not None}
+    return build_tuning(SourcedSettings(given, data.sources), str(path))

@@ -13,11 +13,13 @@ from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.config import Config
 from rlcb.config.games import canonical_id, check_environment
 from rlcb.config.settings import Count, Hours, NonNegative, Once, Section
+from rlcb.config.sourced import SourcedSettings, place_of, source_in, sources_of
 from rlcb.config.validation import describe_validation_error
 from rlcb.config.yaml_file import (
     DECIDED_BY_FLAGS,
     build_config,
     read_config_files,
+    require_run,
     set_value,
     split_key,
 )
@@ -101,27 +103,30 @@ def build_tuning(data: Mapping[str, Any], source: str) -> Tuning:
     try:
         tuning = Tuning.model_validate(dict(data))
     except ValidationError as error:
-        raise UsageError(describe_validation_error(error, Tuning, lambda key: source)) from None
+        raise UsageError(describe_validation_error(error, Tuning, source_in(data, source))) from None
+    sources = sources_of(data)
     for key in tuning.set:
         scope, name = split_key(key)
+        place = place_of(sources, f"set.{key}")
         if name in RESERVED:
-            raise UsageError(f"--set {key}: the tuning sets {name} for each run; use {RESERVED[name]}")
+            raise UsageError(f"{place}: the tuning sets {name} for each run; use {RESERVED[name]}")
         if scope and scope not in tuning.algorithms:
             raise UsageError(
-                f"--set {key}: {scope!r} is not among the algorithms of this tuning"
+                f"{place}: {scope!r} is not among the algorithms of this tuning"
                 f"{did_you_mean(scope, tuning.algorithms)}"
             )
     for scope, path in tuning.config.items():
         if scope not in tuning.algorithms:
             raise UsageError(
-                f"--config {scope}={path}: expected ALGORITHM=FILE with an algorithm of this tuning"
+                f"{place_of(sources, f'config.{scope}')}={path}: expected ALGORITHM=FILE with an algorithm "
+                "of this tuning"
             )
     for env in tuning.envs:
-        check_environment(env, "--envs")
+        check_environment(env, place_of(sources, "envs"))
     return tuning
 
 
-def base_settings(tuning: Tuning, algorithm: str) -> dict[str, Any]:
+def base_settings(tuning: Tuning, algorithm: str) -> SourcedSettings:
     """Return the plain settings that all runs of an algorithm start from: its file, then the fixed settings.
 
     Without a file the number of processes follows the cores. Raises UsageError.
@@ -129,26 +134,24 @@ def base_settings(tuning: Tuning, algorithm: str) -> dict[str, Any]:
     named = tuning.config.get(algorithm)
     path = Path(named) if named else default_config_path(algorithm, tuning.mode)
     data = read_config_files([path], algorithm, tuning.mode)
-    for key, expected in (("algorithm", algorithm), ("mode", tuning.mode)):
-        if data.setdefault(key, expected) != expected:
-            raise UsageError(f"{path}: {key} = {data[key]!r}, expected {expected}")
+    require_run(data, algorithm, tuning.mode, "the tuning needs it for")
     if tuning.mode == "parallel" and named is None:
         has_actors = ALGORITHMS[algorithm].has_actors
         set_value(data, "impala.num_actors" if has_actors else "parallel.num_workers", None, "tuning")
     set_value(data, "logging.keep_checkpoints", 1, "tuning")  # there are many runs
     for key, value in tuning.fixed(algorithm).items():
-        set_value(data, key, value, f"--set {key}")
+        set_value(data, key, value, "--num-envs" if key == "env.num_envs" else f"--set {key}")
     return data
 
 
 def run_config(
-    tuning: Tuning, base: Mapping[str, Any], settings: Mapping[str, Any], env: str, seed: int
+    tuning: Tuning, base: SourcedSettings, settings: Mapping[str, Any], env: str, seed: int
 ) -> Config:
     """Return the configuration of a run: the base of its algorithm with a trial's settings.
 
     Raises UsageError if it is invalid.
     """
-    data = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
+    data = base.copy()
     values = {
         **settings,
         "env.id": env,
@@ -157,8 +160,11 @@ def run_config(
         "training.total_timesteps": tuning.total_timesteps,
     }
     for key, value in values.items():
-        set_value(data, key, value, "trial")
-    return build_config(data, f"{base['algorithm']} {tuning.mode}")
+        set_value(data, key, value, "the trial")
+    try:
+        return build_config(data)
+    except UsageError as error:
+        raise UsageError(f"{base['algorithm']} {tuning.mode}: {error}") from None
 
 
 def changed_settings(before: Tuning, now: Tuning) -> list[str]:
