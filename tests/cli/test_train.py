@@ -48,6 +48,7 @@ VALUES = {
     "--start-level": ("100", 100),
     "--checkpoint-dir": ("a", "a"),
     "--log-dir": ("b", "b"),
+    "--track": ("trackio", "trackio"),
     "--device": ("cpu", "cpu"),
 }
 
