@@ -186,7 +186,7 @@ plot: $(READY)  ## draw the training curves of LOG_FILE (default: the newest run
 	$(PY) plot_results.py --log-file "$$log_file" $(if $(OUTPUT),--output "$(OUTPUT)") $(ARGS)
 
 tensorboard: $(READY)  ## show runs/ and benchmarks/ in the browser, also while they train
-	@$(PY) -m tensorboard.main --logdir_spec runs:runs,benchmarks:benchmarks $(ARGS)
+	@$(PY) -m rlcb tensorboard $(ARGS)
 
 peers: $(READY)  ## measure this project against other libraries (docs/peers.md): an hour and a quarter
 	@$(PY) -m perf.peers $(ARGS)

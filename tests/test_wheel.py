@@ -63,11 +63,32 @@ def test_the_installed_commands_train_evaluate_and_compare(target: Path, tmp_pat
     assert [entry for entry in path if entry and Path(entry, "rlcb").exists()] == [str(target)]
 
     assert "usage: rlcb COMMAND" in rlcb("--help")
+    assert "export" in rlcb("export", "--help")
     small = ("--env", "CartPole-v1", "--num-workers", 2, "--num-envs", 2, "--set", "model.mlp_sizes=[8]")
     size = ("--n-steps", 32, "--batch-size", 32, "--total-timesteps", 128)
     output = rlcb("train", *small, *size, "--output-dir", "run")
     assert "completed" in output
     assert "CartPole-v1" in rlcb("evaluate", "run", "--num-episodes", 2)
     assert list((tmp_path / "run" / "evaluation").glob("*.json"))
+    rlcb("export", "run", "--output", "exported")
+    load = "import rlcb; print(rlcb.load('exported').predict([0.0, 0.0, 0.0, 0.0]))"
+    assert run(sys.executable, "-c", load, cwd=tmp_path, env=environment).strip() in ("0", "1")
     rlcb("compare", "run", "--output", "comparison.png")
     assert {"comparison.html", "comparison.json", "comparison.png"} <= {p.name for p in tmp_path.iterdir()}
+
+
+def test_the_wheel_names_its_extras(target: Path) -> None:
+    (metadata,) = target.glob("rl_cluster_benchmark-*.dist-info/METADATA")
+    lines = metadata.read_text(encoding="utf-8").splitlines()
+    extras = {line.removeprefix("Provides-Extra: ") for line in lines if line.startswith("Provides-Extra: ")}
+    assert extras == {"atari", "dev", "minigrid", "track", "tune"}
+    for extra, package in (("track", "wandb"), ("track", "trackio"), ("tune", "optuna"), ("atari", "ale-py")):
+        assert any(line.startswith(f"Requires-Dist: {package}") and extra in line for line in lines), package
+
+
+def test_the_native_kernels_build_from_the_installed_package(target: Path, tmp_path: Path) -> None:
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        pytest.skip("there is no C++ compiler")
+    environment = {**os.environ, "PYTHONPATH": str(target), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    output = run(sys.executable, "-m", "rlcb.kernels.build", cwd=tmp_path, env=environment)
+    assert "error" not in output.lower()

@@ -24,6 +24,7 @@ COMMANDS = {
     "plot": ("rlcb.cli.plot", "draw the training curves of a run"),
     "export": ("rlcb.cli.export", "write a run's policy as a folder that a model hub takes"),
     "status": ("rlcb.cli.status", "print how far runs and studies are, from their files"),
+    "tensorboard": ("rlcb.cli.tensorboard", "show runs in the browser, under short names"),
     "profile": ("rlcb.cli.profile", "measure this machine and get advice on its settings"),
     "quick-test": ("rlcb.cli.quick_test", "check the installation in less than a minute"),
     "check-cluster": (
