@@ -1,6 +1,8 @@
-"""Speed-up by overlap and compression of the all-reduce, on two ranks connected by a shaped link.
+"""Speed-up by overlap and compression of the all-reduce, or by averages of nodes that learn by themselves, on
+two ranks connected by a shaped link.
 
     venv/bin/python -m perf.cluster_reduction [--rates 1gbit 100mbit] [--architecture nature]
+    venv/bin/python -m perf.cluster_reduction --ways averages --rates 100mbit 10mbit
 
 As root, with iproute2: the ranks are in network namespaces. For each link: the timesteps per second of whole
 updates, and the time of an update that goes into waiting for the sum. Rounds alternate, so that what else the
@@ -21,17 +23,26 @@ from tests import runs
 from tests.cluster_runs import PPO, Nodes, two_hosts
 
 PLAIN = "one all-reduce"
-WAYS = {
-    PLAIN: (),
-    "overlap": ("--set", "cluster.overlap=true"),
-    "bf16": ("--set", "cluster.compression=bf16"),
-    "overlap, bf16": ("--set", "cluster.overlap=true", "--set", "cluster.compression=bf16"),
+BOTH = {"overlap, bf16": ("--set", "cluster.overlap=true", "--set", "cluster.compression=bf16")}
+WAYS: dict[str, dict[str, tuple[str, ...]]] = {
+    "reduction": {
+        PLAIN: (),
+        "overlap": ("--set", "cluster.overlap=true"),
+        "bf16": ("--set", "cluster.compression=bf16"),
+        **BOTH,
+    },
+    "averages": {
+        PLAIN: (),
+        **BOTH,
+        "averages every update": ("--set", "cluster.average_every=1"),
+        "averages every 4 updates": ("--set", "cluster.average_every=4"),
+    },
 }
-ENVS, STEPS, BATCH, EPOCHS, UPDATES, WARM = 16, 32, 128, 2, 7, 2
+ENVS, STEPS, BATCH, EPOCHS, UPDATES, WARM = 16, 32, 128, 2, 9, 1
 
 
 def measure(rate: str, flags: tuple[str, ...], architecture: str, waits: list[float]) -> float:
-    """Timesteps per second, the median over updates; `waits` keeps that of seconds of `sync` in an update,
+    """Timesteps per second over all updates but the first; `waits` keeps the seconds of `sync` in an update,
     the mean of both ranks."""
     with tempfile.TemporaryDirectory() as folder, two_hosts(rate) as (names, address):
         with Nodes(address, names) as nodes:
@@ -45,8 +56,8 @@ def measure(rate: str, flags: tuple[str, ...], architecture: str, waits: list[fl
                 if code:
                     raise SystemExit(errors)
         rows = runs.rows(Path(folder) / "run")[WARM:]
-    waits.append(statistics.median(row["profile/sync_seconds"] for row in rows))
-    return statistics.median(row["time/fps"] for row in rows)
+    waits.append(statistics.fmean(row["profile/sync_seconds"] for row in rows))
+    return statistics.harmonic_mean([row["time/fps"] for row in rows])
 
 
 def describe(rate: str, comparison: Comparison, waits: Mapping[str, Sequence[float]]) -> str:
@@ -62,17 +73,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rates", nargs="+", default=["1gbit", "100mbit"], help="links, as tc writes them")
+    parser.add_argument("--ways", default="reduction", choices=tuple(WAYS))
     parser.add_argument("--architecture", default="nature", choices=("nature", "impala"))
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     texts, data = [], {}
     for rate in arguments.rates:
         print(rate, flush=True)
-        waits: dict[str, list[float]] = {name: [] for name in WAYS}
+        ways = WAYS[arguments.ways]
+        waits: dict[str, list[float]] = {name: [] for name in ways}
         comparison = interleave(
             {
                 name: partial(measure, rate, flags, arguments.architecture, waits[name])
-                for name, flags in WAYS.items()
+                for name, flags in ways.items()
             },
             arguments.rounds,
         )
@@ -83,7 +96,7 @@ def main() -> None:
         f"of {BATCH}, {EPOCHS} epochs: two ranks of one thread that share one machine, joined by a shaped "
         f"link, {arguments.rounds} rounds in turn"
     )
-    save(f"cluster_reduction_{arguments.architecture}", "\n\n".join([title, *texts]), data)
+    save(f"cluster_{arguments.ways}_{arguments.architecture}", "\n\n".join([title, *texts]), data)
 
 
 if __name__ == "__main__":

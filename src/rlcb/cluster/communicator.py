@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from rlcb.cluster.gradient_reduction import BucketReduction, CompressedReduction
+from rlcb.cluster.node_group import NodeGroup
 from rlcb.cluster.summation import Hierarchy, Ring, Summation, SumThread
 from rlcb.cluster.watchdog import Watchdog
 from rlcb.config.settings import ClusterConfig
@@ -23,7 +24,7 @@ from rlcb.errors import PeerLost, RunError, UsageError, first_line
 from rlcb.parallel.gloo import GlooCommunicator, calm_network_thread, wait_without_limit
 from rlcb.parallel.world import World
 from rlcb.processes.signals import StopSignal
-from rlcb.rl.communicator import Reduction
+from rlcb.rl.communicator import Communicator, Reduction
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -208,13 +209,8 @@ class ClusterCommunicator(GlooCommunicator):
         wanted = self.config.reduction
         if wanted == "ring" or (wanted == "auto" and 1 in (self.local_size, self.num_nodes)):
             return
-        nodes = [
-            range(first, first + self.local_size) for first in range(0, self.world_size, self.local_size)
-        ]
-        timeout = timedelta(seconds=10 * max(60.0, self.config.timeout_seconds))
-        hierarchy = self.wait_for_peers(partial(Hierarchy, self.rank, nodes, timeout))
+        hierarchy = self._connect_hierarchy()
         ways: dict[str, Summation] = {"ring": Ring(), "hierarchical": hierarchy}
-        calm_network_thread()
         used: dict[str, str] = dict.fromkeys(self.trials, wanted)
         if wanted == "auto":
             for size, vector in (("gradient", torch.zeros_like(sums)), ("small", torch.zeros(8))):
@@ -222,6 +218,22 @@ class ClusterCommunicator(GlooCommunicator):
                 faster = trial["hierarchical_seconds"] <= CLEARLY * trial["ring_seconds"]
                 used[size] = "hierarchical" if faster else "ring"
         self.summations = {size: ways[name] for size, name in used.items()}
+
+    def _connect_hierarchy(self) -> Hierarchy:
+        starts = range(0, self.world_size, self.local_size)
+        nodes = [range(first, first + self.local_size) for first in starts]
+        timeout = timedelta(seconds=10 * max(60.0, self.config.timeout_seconds))
+        hierarchy = self.wait_for_peers(partial(Hierarchy, self.rank, nodes, timeout))
+        calm_network_thread()
+        return hierarchy
+
+    def learners(self) -> Communicator:
+        if self.config.average_every is None:
+            return self
+        hierarchy = self._connect_hierarchy()
+        if self.config.reduction != "ring":
+            self.summations["gradient"] = hierarchy  # averages have the size of gradients
+        return NodeGroup(self, hierarchy.node)
 
     def _time_sums(self, vector: torch.Tensor, ways: Mapping[str, Summation]) -> dict[str, float]:
         """Return the median seconds of a sum of the vector in each way, equal on all ranks."""
@@ -242,6 +254,9 @@ class ClusterCommunicator(GlooCommunicator):
         if gradient["bytes"] is not None:
             text += f" (measured: {_in_words(gradient)}); "
             text += f"few numbers: {WORDS[small['used']]} ({_in_words(small)})"
+        if self.config.average_every is not None:
+            updates = "update" if self.config.average_every == 1 else f"{self.config.average_every} updates"
+            text = f"within nodes; averages of the nodes every {updates}"
         return {"gradient sums": text}
 
     def metrics(self) -> dict[str, Any]:

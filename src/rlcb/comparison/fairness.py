@@ -31,6 +31,7 @@ SECTIONS = {
     "cluster.num_nodes": "hardware",
     "cluster.compression": "hyperparameters",
     "cluster.overlap": "hyperparameters",
+    "cluster.average_every": "hyperparameters",
 }
 # Settings that change the learning of one algorithm only (each A3C worker learns by itself).
 OF_ALGORITHM = {"impala.": "impala", "parallel.num_workers": "a3c"}

@@ -190,8 +190,26 @@ class Config(Section):
                 f"parallel.timeout_seconds = {self.parallel.timeout_seconds:g}: the distributed mode has "
                 "cluster.timeout_seconds instead"
             )
+        elif self.cluster.average_every is not None:
+            self._check_average()
         elif self.traits.is_asynchronous:
             raise ValueError("A3C shares its parameters in the memory of one machine: use mode parallel")
+
+    def _check_average(self) -> None:
+        key, cluster = f"cluster.average_every = {self.cluster.average_every}", self.cluster
+        if self.has_actors:
+            raise ValueError(f"{key}: only PPO and A2C have this setting, not {self.traits.label}")
+        for other, value, default in (
+            ("compression", cluster.compression, "none"),
+            ("overlap", cluster.overlap, False),
+        ):
+            if value != default:
+                raise ValueError(f"{key} and cluster.{other} = {value}: no gradient is sent between nodes")
+        if (self.training.batch_size or 0) % self.num_nodes:
+            raise ValueError(
+                f"training.batch_size = {self.training.batch_size} must be a multiple of cluster.num_nodes = "
+                f"{self.num_nodes}: with cluster.average_every each node takes an equal part of a minibatch"
+            )
 
     def _check_algorithm(self) -> None:
         if self.hardware.keep_acting_passes and not self.traits.caches_activations:
@@ -314,6 +332,16 @@ def flat_settings(config: Config) -> dict[str, Any]:
 
 
 PASSES_SHARE = 0.25  # of the memory: the largest default size of the activation cache
+
+
+def with_shard_of_minibatch(config: Config) -> Config:
+    """Return the configuration with which a node learns: if nodes learn by themselves, with its part of a
+    minibatch."""
+    batch_size = config.training.batch_size
+    if config.cluster.average_every is None or batch_size is None:
+        return config
+    training = config.training.model_copy(update={"batch_size": batch_size // config.num_nodes})
+    return config.model_copy(update={"training": training})
 
 
 def caches_activations(config: Config, sample_bytes: int) -> bool:

@@ -342,6 +342,10 @@ class ClusterConfig(Section):
     floating-point error."""
     overlap: bool = False
     """Sum the gradients of the last layers while the gradients of the first are computed."""
+    average_every: Count | None = None
+    """For slow networks, PPO and A2C: each node learns from its own rollouts, and every so many updates
+    parameters and moments of the optimizer become their means over the nodes. null: every gradient is summed
+    over all nodes."""
 
 
 KernelsSetting = Literal["auto", "native", "torch"]

@@ -96,6 +96,11 @@ class Communicator:
         """Return this process's shard of a minibatch; arguments and result as in `node_shard`."""
         return self.rank_shard(self.node_shard(samples, num_envs))
 
+    def learners(self) -> Communicator:
+        """Return the group of processes that make each optimizer step together: all, unless nodes learn by
+        themselves (`cluster.average_every`)."""
+        return self
+
     def reduction(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Reduction:
         """Return the reduction that sums a gradient and its statistics over all processes.
 

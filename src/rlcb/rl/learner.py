@@ -163,6 +163,19 @@ class Learner:
         with self.timer("learn"):
             self.optimizer.step()
 
+    def averaged(self) -> list[Tensor]:
+        """Return the vectors [P] that nodes which learn by themselves average: parameters, and moments of the
+        optimizer."""
+        moments = self.optimizer.state[self.parameters].values()
+        shape = self.parameters.shape
+        return [self.parameters, *(each for each in moments if torch.is_tensor(each) and each.shape == shape)]
+
+    def average(self, communicator: Communicator) -> None:
+        """Replace parameters and moments of the optimizer by their means over all processes of a group."""
+        with self.timer("sync"):
+            for vector in self.averaged():
+                communicator.sum_(vector).div_(communicator.world_size)
+
     def state(self) -> dict[str, Any]:
         """Return the state dicts of model and optimizer, which share memory with them."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

@@ -103,7 +103,7 @@ class LearningProcess:
             self.model,
             config.training,
             self.microbatch_size,
-            communicator,
+            communicator.learners(),
             timer,
             heartbeat,
             self.algorithm.STATISTICS,
@@ -149,8 +149,13 @@ class LearningProcess:
         require_finite(self.learner.parameters)
         self.counters.updates += 1
         self.counters.timesteps += timesteps
-        if self.counters.updates % self.config.parallel.check_every == 0:
+        if self.counters.updates % self.config.parallel.check_every == 0 and self.nodes_agree:
             self.communicator.require_equal(self.learner.parameters, "the parameters")
+
+    @property
+    def nodes_agree(self) -> bool:
+        """Whether all nodes have the same parameters after this update: not between two averages."""
+        return self.counters.updates % (self.config.cluster.average_every or 1) == 0
 
     def exchange(self, episodes: list[Episode]) -> list[Episode]:
         """Send this process's episodes, phase times and, with `take_state`, state to the main process.

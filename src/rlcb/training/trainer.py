@@ -6,9 +6,10 @@ not know how many there are; its communicator does.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from rlcb import seeding
-from rlcb.config.config import Config, caches_activations
+from rlcb.config.config import Config, caches_activations, with_shard_of_minibatch
 from rlcb.envs.vector_env import groups_of, make_vector_env, native_threads, spaces_of
 from rlcb.errors import UsageError
 from rlcb.rl.activation_cache import ActivationCache, activation_bytes
@@ -53,6 +54,7 @@ class Trainer(LearningProcess):
         microbatches; it may raise to stop the run.
         """
         training, seed, count = config.training, config.training.seed, config.envs_per_process
+        self.learning_config = with_shard_of_minibatch(config)
         self.first_env = communicator.rank * count
         self.groups, envs = groups_of(range(self.first_env, self.first_env + count), config.group_size)
         group_seeds = [seeding.group_seed(seed, group) for group in self.groups]
@@ -105,10 +107,32 @@ class Trainer(LearningProcess):
         self._compute_advantages()
         self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
-        metrics = self.algorithm.update(self.learner, self.rollout, self.config, update_number)
+        metrics = self.algorithm.update(self.learner, self.rollout, self.learning_config, update_number)
+        if self.config.cluster.average_every is not None:
+            metrics = self._average_nodes(metrics, update_number)
         self.count_update(self.rollout.num_samples * self.communicator.num_nodes)
         all_episodes = self.exchange(episodes)
         return Update(all_episodes, {**metrics, REWARD_PER_STEP: self.reward_per_step})
+
+    def _average_nodes(self, metrics: dict[str, float | None], update_number: int) -> dict[str, float | None]:
+        """Average the nodes' parameters if it is time to; return the means of their metrics."""
+        if (update_number + 1) % (self.config.cluster.average_every or 1) == 0:
+            self.learner.average(self.communicator)
+        known = {name: value for name, value in metrics.items() if value is not None}
+        sums = self.communicator.sum_floats(list(known.values()))
+        means = {name: total / self.communicator.world_size for name, total in zip(known, sums)}
+        return {**metrics, **means}
+
+    @contextlib.contextmanager
+    def _nodes_averaged(self) -> Iterator[None]:
+        """Context manager in which the learner holds the means over all nodes; then each node's own again."""
+        own = [vector.clone() for vector in self.learner.averaged()]
+        self.learner.average(self.communicator)
+        try:
+            yield
+        finally:
+            for vector, before in zip(self.learner.averaged(), own, strict=True):
+                vector.copy_(before)
 
     def _compute_advantages(self) -> None:
         """Write scaled rewards and, for algorithms that use GAE, advantages and returns of this process's
@@ -137,13 +161,15 @@ class Trainer(LearningProcess):
             report["collector"] = self.collector.state()
             report["discounted_returns"] = self.scaler.returns.tolist()
             report["threads"] = torch.get_num_threads()
-        reports = self.communicator.gather(report)
-        if reports is None:
-            return []
-        self.phase_seconds = [report["phase_seconds"] for report in reports]
+        between = self.take_state and not self.nodes_agree  # what is saved must hold all nodes' learning
+        with self._nodes_averaged() if between else contextlib.nullcontext():
+            reports = self.communicator.gather(report)
+            if reports is None:
+                return []
+            self.phase_seconds = [report["phase_seconds"] for report in reports]
+            if self.take_state:
+                self._state = self._join_state(reports)
         self.reward_per_step = fmean(report["reward_per_step"] for report in reports)
-        if self.take_state:
-            self._state = self._join_state(reports)
         all_episodes = [episode for report in reports for episode in report["episodes"]]
         return sorted(all_episodes, key=lambda episode: (episode.step, episode.env))
 
