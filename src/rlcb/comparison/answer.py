@@ -241,7 +241,8 @@ def _value(case: _Case, value: float) -> str:
 
 
 def _seeds(case: _Case, *labels: str) -> str:
-    return seeds_text([each.n for label in labels if (each := case.estimates[label]) is not None])
+    counts = [each.n for label in labels if (each := case.estimates[label]) is not None]
+    return seeds_text(counts, len(case.games))
 
 
 def _alone(case: _Case) -> str:

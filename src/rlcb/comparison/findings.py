@@ -209,12 +209,16 @@ def effort(game: GameResult) -> tuple[str, bool]:
     return f"{duration_text(3600 * low)} to {duration_text(3600 * high)}", False
 
 
-def seeds_text(counts: Sequence[int]) -> str:
-    """Return numbers of seeds as `3 seeds each`, `3 seeds` (one group), `4 and 2 seeds` or `2 to 4 seeds`."""
+def seeds_text(counts: Sequence[int], games: int = 1) -> str:
+    """Return numbers of seeds as `3 seeds each`, `3 seeds` (one group), `4 and 2 seeds` or `2 to 4 seeds`.
+
+    Over several games they are numbers of runs: a seed has a run in each game.
+    """
+    noun = "seed" if games == 1 else "run"
     low, high = min(counts), max(counts)
     if low != high:
-        return f"{counts[0]} and {counts[1]} seeds" if len(counts) == 2 else f"{low} to {high} seeds"
-    return counted(low, "seed") + (" each" if len(counts) > 1 else "")
+        return f"{counts[0]} and {counts[1]} {noun}s" if len(counts) == 2 else f"{low} to {high} {noun}s"
+    return counted(low, noun) + (" each" if len(counts) > 1 else "")
 
 
 def _over_games(comparison: Comparison, metric: str, title: str) -> list[Finding]:
@@ -224,7 +228,8 @@ def _over_games(comparison: Comparison, metric: str, title: str) -> list[Finding
     estimates = scores_of(comparison, metric)
     place = f"Over {len(comparison.across.games)} games, {title}"
     games = f"on {listed(comparison.across.games)}"
-    return [finding(place, "normalised score", ranking, estimates, planned_over_games(comparison), games)]
+    planned, count = planned_over_games(comparison), len(comparison.across.games)
+    return [finding(place, "normalised score", ranking, estimates, planned, games, count)]
 
 
 def scores_of(comparison: Comparison, metric: str) -> Estimates:
@@ -244,11 +249,18 @@ def planned_over_games(comparison: Comparison) -> dict[str, int]:
 
 
 def finding(
-    place: str, what: str, ranking: Ranking, estimates: Estimates, planned: Mapping[str, int], episodes: str
+    place: str,
+    what: str,
+    ranking: Ranking,
+    estimates: Estimates,
+    planned: Mapping[str, int],
+    episodes: str,
+    games: int = 1,
 ) -> Finding:
     """Put a ranking into words that claim no more than its tests show.
 
-    `planned` holds the number of runs that each group should have, and `episodes` says what each value is of.
+    `planned` holds the number of runs that each group should have in all `games`, and `episodes` says what
+    each value is of.
     """
 
     def named(label: str) -> str:
@@ -261,7 +273,7 @@ def finding(
         n = f"n={found.n}" if found.n == planned[label] else f"n={found.n} of {planned[label]}"
         return f"{with_interval(BY_KEY[ranking.metric], found)}, {n}"
 
-    seeds = seeds_text([each.n for each in estimates.values() if each is not None])
+    seeds = seeds_text([each.n for each in estimates.values() if each is not None], games)
     basis, caution = f"Rests on {seeds}, {episodes}.", missing_seeds(estimates, planned)
     without = _without(ranking.missing)
     if ranking.runner_up is None:

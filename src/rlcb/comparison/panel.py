@@ -10,9 +10,10 @@ import numpy as np
 
 from rlcb.comparison.curves import GroupCurve, Panel
 from rlcb.comparison.forest import ForestRow, extent
+from rlcb.comparison.format import round_ticks
 from rlcb.comparison.procgen_scores import Published
 from rlcb.plots.style import GREY
-from rlcb.text import count_text
+from rlcb.text import count_text, tick_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -210,7 +211,10 @@ def draw_forest(ax: Axes, rows: Sequence[ForestRow], look: Look, title: str, uni
     ax.annotate(unit, (1, 0), (8, 0), xycoords=heading, textcoords="offset points", va="bottom", color=GREY)
     ax.set_yticks(range(len(rows)), [f"{row.label}\n{row.text}" for row in rows])
     ax.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-    ax.set_xlim(*extent(rows))
+    low, high = extent(rows)
+    ax.set_xlim(low, high)
+    ticks = np.array(round_ticks(low, high) if rows else [])
+    ax.set_xticks(ticks, [tick_text(tick, ticks) for tick in ticks])
     ax.tick_params(axis="y", length=0)
     for index, (row, name) in enumerate(zip(rows, ax.get_yticklabels())):
         colour = look.styles[row.label]["color"] if row.label in look.styles else GREY
@@ -221,5 +225,4 @@ def draw_forest(ax: Axes, rows: Sequence[ForestRow], look: Look, title: str, uni
                 ax.plot([row.found.low, row.found.high], [index] * 2, color=colour, linewidth=5, alpha=0.4)
             ax.plot([row.found.mean], [index], "o", color=colour, markersize=9)
     if not rows:
-        ax.set_xticks([])
         ax.text(0.5, 0.5, NOT_EVALUATED, transform=ax.transAxes, ha="center", va="center", color=GREY)
