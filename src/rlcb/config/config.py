@@ -15,16 +15,15 @@ from rlcb.config.algorithms import ALGORITHMS, Algorithm, AlgorithmName, Mode
 from rlcb.config.games import procgen_game
 from rlcb.config.settings import (
     ClusterConfig,
-    Count,
     EnvConfig,
     HardwareConfig,
     ImpalaConfig,
     LoggingConfig,
     ModelConfig,
     ParallelConfig,
-    Section,
     TrainingConfig,
 )
+from rlcb.config.values import Count, Section
 from rlcb.cpu import usable_cores, usable_memory
 
 MAX_GROUP_SIZE = 8

@@ -5,78 +5,31 @@ config/config.py checks rules between sections.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field, model_validator
 
 from rlcb.config.env_packages import ATARI, package_of
 from rlcb.config.games import GAMES_WITH_MODE, MAX_LEVEL, canonical_id, procgen_game
+from rlcb.config.values import (
+    Coefficient,
+    Count,
+    Fraction,
+    Hours,
+    Minutes,
+    NonNegative,
+    Pause,
+    PositiveFloat,
+    Seconds,
+    Section,
+    Widths,
+)
 from rlcb.config.wrappers import Wrapper
-from rlcb.quantities import parse_count, parse_duration
 
 DistributionMode = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
 DEFAULT_NUM_LEVELS = 200
-
-
-def _whole(value: Any) -> Any:
-    """Convert `25e6` (a float without a fraction) and `25M` to int. Strings of digits stay strings."""
-    if isinstance(value, str) and value[-1:].isalpha():
-        with _expected():
-            return parse_count(value)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _time(unit: str) -> BeforeValidator:
-    """Return a validator that converts a time in words, such as `1h30m`, to a number of `unit`."""
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        with _expected():
-            return parse_duration(value, unit)
-
-    return BeforeValidator(convert)
-
-
-@contextlib.contextmanager
-def _expected() -> Iterator[None]:
-    """Turn a ValueError into an error whose report begins with the key and the value."""
-    try:
-        yield
-    except ValueError as error:
-        raise PydanticCustomError("quantity", "{rule}", {"rule": str(error)}) from None
-
-
-def _without_repetition(values: list[Any]) -> list[Any]:
-    repeated = [value for index, value in enumerate(values) if value in values[:index]]
-    if repeated:
-        raise ValueError(f"{repeated[0]!r} is given twice")
-    return values
-
-
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
-NonNegative = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Hours = Annotated[PositiveFloat, _time("h")]
-Minutes = Annotated[PositiveFloat, _time("m")]
-Seconds = Annotated[PositiveFloat, _time("s")]
-Pause = Annotated[Coefficient, _time("s")]
-"""Seconds, or 0 for none."""
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Once = AfterValidator(_without_repetition)
-"""Refuses a list that has a value twice."""
-Widths = Annotated[tuple[Count, ...], Strict(False), Field(min_length=1)]
-
-
-class Section(BaseModel):
-    """Base class of the sections: frozen, strict about types, without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ProcgenOptions(Section):
@@ -125,9 +78,9 @@ class EnvConfig(Section):
     """Levels to train on, 0 for all; null: 200, or the one level of the distribution mode exploration."""
     start_level: NonNegative = 0
     procgen: ProcgenOptions = ProcgenOptions()
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field(default={})
     """Keyword arguments for gymnasium.make; not for Procgen, whose options are in `procgen`."""
-    wrappers: list[Wrapper] = []
+    wrappers: list[Wrapper] = Field(default=[])
     """Your own wrappers, as module:Class or {wrapper: module:Class, argument: value}; the first is the
     innermost one. Not for Procgen, whose environments step in native batches."""
     preprocessing: bool = True

@@ -14,16 +14,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from rlcb import cpu
-from rlcb.config.settings import (
-    Count,
-    DistributionMode,
-    EnvConfig,
-    ModelConfig,
-    NonNegative,
-    PositiveFloat,
-    Section,
-)
+from rlcb.config.settings import DistributionMode, EnvConfig, ModelConfig
 from rlcb.config.validation import describe_validation_error
+from rlcb.config.values import Count, NonNegative, PositiveFloat, Section
 from rlcb.errors import RunError, UsageError
 from rlcb.files import write_json
 from rlcb.paths import user_folder

@@ -1,7 +1,7 @@
 """The process that feeds an experiment tracker, beside the run that it tracks.
 
-It reads the rows from the run's metrics.jsonl, so the training loop never waits for a tracker: a call of
-wandb or trackio takes 0.1 to 1 ms, and seconds if the network or the disk is slow. Started by
+It reads the rows from the run's metrics.jsonl, so the training loop never waits for a tracker, whose calls
+take seconds if the network or the disk is slow. Started by
 training/tracking.py with one line of JSON on standard input, the job. A second line ends the tracking in
 order; the end of standard input means that the run is gone. What happens is in the job's `folder`:
 state.json and output.log.

@@ -12,9 +12,9 @@ from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName
 from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.config import Config
 from rlcb.config.games import canonical_id, check_environment
-from rlcb.config.settings import Count, Hours, NonNegative, Once, Section
 from rlcb.config.sourced import SourcedSettings, place_of, source_in, sources_of
 from rlcb.config.validation import describe_validation_error
+from rlcb.config.values import Count, Hours, NonNegative, Once, Section
 from rlcb.config.yaml_file import (
     DECIDED_BY_FLAGS,
     build_config,
