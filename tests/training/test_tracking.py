@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import rlcb
+from rlcb.cli.benchmark import main as benchmark
 from rlcb.cli.evaluate import main as evaluate
 from rlcb.training import tracking
 from tests import runs, tracked_data
@@ -264,3 +265,24 @@ def test_the_tracker_process_loads_no_torch() -> None:
     environment = {**os.environ, "PYTHONPATH": str(runs.PROJECT / "src")}
     found = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, env=environment)
     assert found.stdout.strip() == "False"
+
+
+@pytest.mark.slow
+def test_a_study_tracks_its_runs_as_a_group_with_the_picture_of_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tracked_data.stand_in_for_wandb(tmp_path, monkeypatch)
+    sizes = ("env.num_envs=2", "training.n_steps=16", "model.mlp_sizes=[8]", "ppo:training.batch_size=16")
+    settings = [word for size in sizes for word in ("--set", size)]
+    matrix = ("--algorithms", "ppo", "a2c", "--modes", "sequential", "--envs", "CartPole-v1", "--seeds", "3")
+    budget = ("--total-timesteps", "64", "--evaluate-episodes", "2", "--track", "wandb")
+    root = tmp_path / "my_study"
+    assert benchmark([*matrix, *budget, *settings, "--output-dir", str(root)]) == 0
+    started = tracked_data.stood_in(file, "init")
+    assert {each["group"] for each in started} == {"my_study"}
+    names = {each["name"] for each in started}
+    assert "my_study-comparison" in names and len(names) == 3
+    pictures = [row["comparison"] for row in tracked_data.stood_in(file, "row") if "comparison" in row]
+    assert pictures == [(root / "comparison.png").stat().st_size]
+    assert any(facts.get("comparison/runs") == 2 for facts in tracked_data.stood_in(file, "summary"))
+    assert any("evaluation/test/mean_reward" in facts for facts in tracked_data.stood_in(file, "summary"))
