@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import itertools
 import os
@@ -35,6 +36,7 @@ COMMANDS = {
     "quick-test": "quick_test.py",
     "check-cluster": "rlcb.cli.check_cluster",
     "status": "rlcb.cli.status",
+    "export": "rlcb.cli.export",
 }
 """What `rlcb COMMAND` runs, by COMMAND."""
 SCRIPT = re.compile(r"train_([a-z0-9]+)_(sequential|parallel|distributed)(_timed)?\.py")
@@ -142,9 +144,12 @@ def call(name: str, flags: Sequence[str]) -> Result:
         try:
             if name.endswith(".py"):
                 runpy.run_path(str(path), run_name="__main__")
+                code = 0
+            elif name in COMMANDS.values():  # a command without a script
+                code = importlib.import_module(name).main(list(flags))
             else:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
-            code = 0
+                code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
     return Result(code, output.getvalue())

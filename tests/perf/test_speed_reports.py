@@ -50,9 +50,10 @@ def test_a_share_of_the_limit_is_that_of_each_rounds_own_calibration() -> None:
 
 
 def test_links_are_reported_with_rates_ratios_and_waiting() -> None:
-    rates = {name: [100.0, 200.0, 300.0] for name in cluster_reduction.WAYS}
+    ways = cluster_reduction.WAYS["reduction"]
+    rates = {name: [100.0, 200.0, 300.0] for name in ways}
     rates["bf16"] = [150.0, 400.0, 390.0]
-    waits = {name: [0.3, 0.1, 0.2] for name in cluster_reduction.WAYS}
+    waits = {name: [0.3, 0.1, 0.2] for name in ways}
     lines = cluster_reduction.describe("100mbit", Comparison(rates), waits).splitlines()
     assert lines[0] == "### 100mbit"
     assert "| bf16 | 390 | 150 to 400 | 1.50 |" in lines

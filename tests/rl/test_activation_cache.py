@@ -158,7 +158,7 @@ def test_gradient_buckets_are_sent_during_the_backward_pass() -> None:
     beats_at: list[int] = []
 
     class Recorder:
-        def begin(self, operation: Any, tensor: torch.Tensor) -> None:
+        def begin_sum(self, tensor: torch.Tensor, compress: bool = False) -> None:
             sent.append(len(tensor))
 
         def wait(self, work: Any) -> None: ...

@@ -35,7 +35,7 @@ def train(folder: Path, track: str, mode: str = "sequential", **options: Any) ->
 def tracker_processes() -> list[psutil.Process]:
     """The tracker processes of this process, and what they have started."""
     children = psutil.Process().children(recursive=True)
-    return [each for each in children if "tracker" in str(each.cmdline()) or "wandb" in each.name()]
+    return [each for each in children if "tracker_process" in str(each.cmdline()) or "wandb" in each.name()]
 
 
 def rows_on_disk(run: rlcb.Run) -> list[dict[str, Any]]:
@@ -107,10 +107,7 @@ def test_without_a_key_wandb_is_offline_and_asks_nothing(tracked: Any) -> None:
 
 def test_nothing_is_left_running(tracked: Any) -> None:
     run, _, _ = tracked
-    left = [
-        each for each in psutil.Process().children(recursive=True) if "tracker" in " ".join(each.cmdline())
-    ]
-    assert left == [] and runs.processes_of(run.folder) == []
+    assert tracker_processes() == [] and runs.processes_of(run.folder) == []
 
 
 @pytest.mark.parametrize(
@@ -139,9 +136,7 @@ def test_a_run_survives_its_tracker(
     assert run.record["tracking"]["problem"] == problem
     warnings = [each.getMessage() for each in caplog.records if "tracking" in each.getMessage()]
     assert len(warnings) == 1 and problem in warnings[0]
-    assert not [
-        each for each in psutil.Process().children(recursive=True) if "tracker" in str(each.cmdline())
-    ]
+    assert tracker_processes() == []
 
 
 def test_a_new_run_in_the_same_folder_is_another_tracked_run(
@@ -281,7 +276,7 @@ def test_a_study_tracks_its_runs_as_a_group_with_the_picture_of_the_comparison(
     started = tracked_data.stood_in(file, "init")
     assert {each["group"] for each in started} == {"my_study"}
     names = {each["name"] for each in started}
-    assert "my_study-comparison" in names and len(names) == 3
+    assert any(name.startswith("my_study-comparison") for name in names) and len(names) == 3
     pictures = [row["comparison"] for row in tracked_data.stood_in(file, "row") if "comparison" in row]
     assert pictures == [(root / "comparison.png").stat().st_size]
     assert any(facts.get("comparison/runs") == 2 for facts in tracked_data.stood_in(file, "summary"))

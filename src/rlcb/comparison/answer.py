@@ -242,7 +242,7 @@ def _value(case: _Case, value: float) -> str:
 
 def _seeds(case: _Case, *labels: str) -> str:
     counts = [each.n for label in labels if (each := case.estimates[label]) is not None]
-    return seeds_text(counts, len(case.games))
+    return seeds_text(counts, over_games=len(case.games) > 1)
 
 
 def _alone(case: _Case) -> str:

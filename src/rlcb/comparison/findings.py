@@ -19,6 +19,8 @@ from rlcb.config.games import procgen_game
 from rlcb.rl.statistics import WINDOW
 from rlcb.text import counted, duration_text
 
+SCORE = "normalised score"
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -209,12 +211,12 @@ def effort(game: GameResult) -> tuple[str, bool]:
     return f"{duration_text(3600 * low)} to {duration_text(3600 * high)}", False
 
 
-def seeds_text(counts: Sequence[int], games: int = 1) -> str:
+def seeds_text(counts: Sequence[int], over_games: bool = False) -> str:
     """Return numbers of seeds as `3 seeds each`, `3 seeds` (one group), `4 and 2 seeds` or `2 to 4 seeds`.
 
     Over several games they are numbers of runs: a seed has a run in each game.
     """
-    noun = "seed" if games == 1 else "run"
+    noun = "run" if over_games else "seed"
     low, high = min(counts), max(counts)
     if low != high:
         return f"{counts[0]} and {counts[1]} {noun}s" if len(counts) == 2 else f"{low} to {high} {noun}s"
@@ -228,8 +230,7 @@ def _over_games(comparison: Comparison, metric: str, title: str) -> list[Finding
     estimates = scores_of(comparison, metric)
     place = f"Over {len(comparison.across.games)} games, {title}"
     games = f"on {listed(comparison.across.games)}"
-    planned, count = planned_over_games(comparison), len(comparison.across.games)
-    return [finding(place, "normalised score", ranking, estimates, planned, games, count)]
+    return [finding(place, SCORE, ranking, estimates, planned_over_games(comparison), games)]
 
 
 def scores_of(comparison: Comparison, metric: str) -> Estimates:
@@ -249,18 +250,11 @@ def planned_over_games(comparison: Comparison) -> dict[str, int]:
 
 
 def finding(
-    place: str,
-    what: str,
-    ranking: Ranking,
-    estimates: Estimates,
-    planned: Mapping[str, int],
-    episodes: str,
-    games: int = 1,
+    place: str, what: str, ranking: Ranking, estimates: Estimates, planned: Mapping[str, int], episodes: str
 ) -> Finding:
     """Put a ranking into words that claim no more than its tests show.
 
-    `planned` holds the number of runs that each group should have in all `games`, and `episodes` says what
-    each value is of.
+    `planned` holds the number of runs that each group should have, and `episodes` says what each value is of.
     """
 
     def named(label: str) -> str:
@@ -273,7 +267,7 @@ def finding(
         n = f"n={found.n}" if found.n == planned[label] else f"n={found.n} of {planned[label]}"
         return f"{with_interval(BY_KEY[ranking.metric], found)}, {n}"
 
-    seeds = seeds_text([each.n for each in estimates.values() if each is not None], games)
+    seeds = seeds_text([each.n for each in estimates.values() if each is not None], over_games=what == SCORE)
     basis, caution = f"Rests on {seeds}, {episodes}.", missing_seeds(estimates, planned)
     without = _without(ranking.missing)
     if ranking.runner_up is None:
