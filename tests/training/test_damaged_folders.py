@@ -83,7 +83,7 @@ def test_a_full_disk_at_the_start_leaves_no_configuration(
     with pytest.raises(UsageError, match="No space left on device"):
         RunFolder(tmp_path / "run", Config()).claim(Config(), overwrite=False)
     assert not (tmp_path / "run" / "config.yaml").exists()
-    with pytest.raises(UsageError, match="no run to resume"):
+    with pytest.raises(UsageError, match="holds no run"):
         config_of_run(tmp_path / "run")
 
 

@@ -277,7 +277,7 @@ def config_of_run(root: Path) -> Config:
     """Return the configuration of the run in a folder. Raises UsageError if the folder holds no run."""
     path = root / CONFIG_FILE
     if not path.exists():
-        raise UsageError(f"{root} holds no run to resume (no {CONFIG_FILE})")
+        raise UsageError(f"{root} holds no run (no {CONFIG_FILE})")
     data = read_config_file(path)
     if "algorithm" not in data or "mode" not in data:
         raise UsageError(f"{path} is empty or damaged: every run's configuration has algorithm and mode")
