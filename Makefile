@@ -198,7 +198,7 @@ test: $(READY)  ## run all tests in parallel, except system tests; ARGS="tests/r
 	$(PY) -m pytest --ignore=tests/system -m "not alone" -n $(JOBS) --maxprocesses=8 --dist worksteal || code=$$?; \
 	$(PY) -m pytest --ignore=tests/system -m alone || code=$$?; exit $$code
 
-test-system: $(READY)  ## run the tests that use root, SLURM, network namespaces or Chromium
+test-system: $(READY)  ## run the tests that use root, SLURM, network namespaces or Chromium, or train for long
 	@$(PY) -m pytest tests/system $(ARGS)
 
 lint: $(READY)  ## check style and types
