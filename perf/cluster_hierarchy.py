@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from perf.cluster_reduction import rows_of_run
 from perf.cluster_scaling.data import load
 from perf.cluster_scaling.link import hosts
 from perf.cluster_scaling.reduce import SMALL, all_reduce_times
 from perf.cluster_scaling.ring import link_hop, nested_ring_parts, ring_parts
 from perf.measure import RESULTS, interleave, save, table
-from tests import runs
-from tests.cluster_runs import Nodes, two_hosts
 
 NODES, GRADIENT = 2, 1_369_792  # bytes of the Nature CNN's gradient
 RATES = {"10mbit": 1e7, "100mbit": 1e8, "1gbit": 1e9}
@@ -58,19 +55,12 @@ def measure_sums(rate: str, ranks: int, seconds: float) -> list[dict[str, Any]]:
 
 def measure_run(rate: str, ranks: int, flags: Sequence[str], waits: list[float]) -> float:
     """Return timesteps per second of A2C, the median over updates; add the seconds of `sync` to `waits`."""
-    with tempfile.TemporaryDirectory() as folder, two_hosts(rate) as (names, address):
-        with Nodes(address, names) as nodes:
-            envs = 4 * NODES * ranks
-            nodes.start(
-                "train.py --algorithm a2c --mode distributed", "--env", "coinrun", "--num-envs", envs,
-                "--n-steps", STEPS, "--set", "model.architecture=nature", "--num-workers", ranks,
-                "--set", "logging.tensorboard=false", "--set", "parallel.check_every=1000000",
-                "--total-timesteps", envs * STEPS * UPDATES, "--output-dir", Path(folder) / "run", *flags,
-            )  # fmt: skip
-            for code, _, errors in nodes.wait(300):
-                if code:
-                    raise SystemExit(errors)
-        rows = runs.rows(Path(folder) / "run")[WARM:]
+    envs = 4 * NODES * ranks
+    rows = rows_of_run(
+        rate, "train.py --algorithm a2c --mode distributed", "--env", "coinrun", "--num-envs", envs,
+        "--n-steps", STEPS, "--set", "model.architecture=nature", "--num-workers", ranks,
+        "--set", "parallel.check_every=1000000", "--total-timesteps", envs * STEPS * UPDATES, *flags,
+    )[WARM:]  # fmt: skip
     waits.append(statistics.median(row["profile/sync_seconds"] for row in rows))
     return statistics.median(row["time/fps"] for row in rows)
 

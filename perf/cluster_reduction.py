@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from perf.measure import Comparison, interleave, save, table
 from tests import runs
@@ -41,21 +42,26 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
 ENVS, STEPS, BATCH, EPOCHS, UPDATES, WARM = 16, 32, 128, 2, 9, 1
 
 
-def measure(rate: str, flags: tuple[str, ...], architecture: str, waits: list[float]) -> float:
-    """Timesteps per second over all updates but the first; `waits` keeps the seconds of `sync` in an update,
-    the mean of both ranks."""
+def rows_of_run(rate: str, script: str, *flags: object) -> list[dict[str, Any]]:
+    """Train on two hosts joined by a link of this rate, and return the rows of metrics.jsonl."""
     with tempfile.TemporaryDirectory() as folder, two_hosts(rate) as (names, address):
         with Nodes(address, names) as nodes:
-            nodes.start(
-                PPO, "--env", "coinrun", "--num-envs", ENVS, "--n-steps", STEPS, "--batch-size", BATCH,
-                "--n-epochs", EPOCHS, "--set", f"model.architecture={architecture}", "--num-workers", 1,
-                "--set", "model.hidden_size=512", "--set", "logging.tensorboard=false",
-                "--total-timesteps", ENVS * STEPS * UPDATES, "--output-dir", Path(folder) / "run", *flags,
-            )  # fmt: skip
+            output = ("--set", "logging.tensorboard=false", "--output-dir", Path(folder) / "run")
+            nodes.start(script, *flags, *output)
             for code, _, errors in nodes.wait(300):
                 if code:
                     raise SystemExit(errors)
-        rows = runs.rows(Path(folder) / "run")[WARM:]
+        return runs.rows(Path(folder) / "run")
+
+
+def measure(rate: str, flags: tuple[str, ...], architecture: str, waits: list[float]) -> float:
+    """Timesteps per second over all updates but the first; `waits` keeps the seconds of `sync` in an update,
+    the mean of both ranks."""
+    rows = rows_of_run(
+        rate, PPO, "--env", "coinrun", "--num-envs", ENVS, "--n-steps", STEPS, "--batch-size", BATCH,
+        "--n-epochs", EPOCHS, "--set", f"model.architecture={architecture}", "--num-workers", 1,
+        "--set", "model.hidden_size=512", "--total-timesteps", ENVS * STEPS * UPDATES, *flags,
+    )[WARM:]  # fmt: skip
     waits.append(statistics.fmean(row["profile/sync_seconds"] for row in rows))
     return statistics.harmonic_mean([row["time/fps"] for row in rows])
 
