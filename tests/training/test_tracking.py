@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -9,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,17 +183,18 @@ def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
         train(tmp_path / "run", "mlflow")
 
 
-def parallel_run(folder: Path) -> subprocess.Popen[str]:
-    """Start a long tracked run with workers, in a process group of its own."""
+@contextlib.contextmanager
+def parallel_run(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Give a long tracked run with workers, in a process group of its own, which is killed at the end."""
     words = "--algorithm a2c --mode parallel --env CartPole-v1 --duration 0.1 --n-steps 16 --num-envs 2"
     limits = ("--num-workers", 2, "--track", "wandb", "--set", "model.mlp_sizes=[8]")
-    return runs.start(f"train.py {words}", *limits, "--output-dir", folder, start_new_session=True)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process = runs.start(f"train.py {words}", *limits, "--output-dir", folder, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def wait_for(count: int, path: Path) -> None:
@@ -202,13 +205,10 @@ def test_a_signal_to_the_whole_group_ends_the_tracking_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tracked_data.stand_in_for_wandb(tmp_path, monkeypatch)
-    process = parallel_run(tmp_path / "run")
-    try:
+    with parallel_run(tmp_path / "run") as process:
         wait_for(3, path)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-    finally:
-        end(process)
     assert process.returncode == 130, errors
     record = runs.record(tmp_path / "run")
     assert (record["status"], record["tracking"]["status"]) == ("interrupted", "finished")
@@ -225,13 +225,10 @@ def test_the_tracker_process_ends_after_a_run_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tracked_data.stand_in_for_wandb(tmp_path, monkeypatch)
-    process = parallel_run(tmp_path / "run")
-    try:
+    with parallel_run(tmp_path / "run") as process:
         wait_for(1, path)
         process.kill()
         runs.wait_until(lambda: tracked_data.stood_in(path, "finish") == [1], 20, "the tracking did not end")
-    finally:
-        end(process)
     state = tracking.read_state(tmp_path / "run")
     assert state["status"] == "finished" and state["rows"] >= 1
 

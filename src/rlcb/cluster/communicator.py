@@ -249,14 +249,14 @@ class ClusterCommunicator(GlooCommunicator):
         return {f"{name}_seconds": round(median, 6) for name, median in zip(ways, medians, strict=True)}
 
     def facts(self) -> dict[str, str]:
+        if self.config.average_every is not None:
+            updates = "update" if self.config.average_every == 1 else f"{self.config.average_every} updates"
+            return {"gradient sums": f"within nodes; averages of the nodes every {updates}"}
         gradient, small = self.metrics()["reduction"].values()
         text = WORDS[gradient["used"]]
         if gradient["bytes"] is not None:
             text += f" (measured: {_in_words(gradient)}); "
             text += f"few numbers: {WORDS[small['used']]} ({_in_words(small)})"
-        if self.config.average_every is not None:
-            updates = "update" if self.config.average_every == 1 else f"{self.config.average_every} updates"
-            text = f"within nodes; averages of the nodes every {updates}"
         return {"gradient sums": text}
 
     def metrics(self) -> dict[str, Any]:
