@@ -158,19 +158,21 @@ class Bar:
 
 
 BARS = (
-    Bar("ppo-impala", "parallel", "sb3", 3.0, aim=5.0),
-    Bar("ppo-impala", "parallel", "sb3-pages", 1.6),
+    Bar("ppo-impala", "parallel", "sb3", 5.5, aim=6.5),
+    Bar("ppo-impala", "parallel", "sb3-pages", 2.7, aim=3.2),
+    Bar("ppo-impala", "parallel", "cleanrl", 3.0, aim=3.5),
+    Bar("ppo-impala", "parallel", "parallel-bf16", 1.1, aim=1.3),
     Bar("ppo-impala", "sequential", "sb3", 2.0),
     Bar("ppo-impala", "sequential", "sb3", 0.5, memory=True),
     Bar("ppo-impala-256", "parallel", "sb3", 3.0, aim=5.0),
     Bar("ppo-impala-256", "parallel", "sb3-pages", 1.6),
     Bar("ppo-impala-256", "sequential", "sb3", 2.0),
     Bar("ppo-impala-256", "sequential", "sb3", 0.5, memory=True),
-    Bar("ppo-nature", "parallel", "sb3", 1.6, aim=2.0),
-    Bar("ppo-nature", "parallel", "sb3-pages", 1.4),
+    Bar("ppo-nature", "parallel", "sb3", 1.7, aim=2.0),
+    Bar("ppo-nature", "parallel", "sb3-pages", 1.4, aim=1.6),
     Bar("ppo-nature", "sequential", "sb3", 1.4),
     Bar("ppo-nature", "sequential", "sb3", 0.5, memory=True),
-    Bar("a2c-impala", "parallel", "sb3", 1.5),
+    Bar("a2c-impala", "parallel", "sb3", 5.0, aim=6.0),
     Bar("a2c-nature", "parallel", "sb3", 1.5),
 )
 
