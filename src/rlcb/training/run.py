@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from rlcb.config.config import Config
 from rlcb.errors import Interrupted, PeerLost
 from rlcb.processes.signals import StopSignal
 from rlcb.rl.communicator import Communicator
-from rlcb.training.base import LearningProcess
+from rlcb.training.base import LearningProcess, Update
 from rlcb.training.checkpoint import newest_checkpoint
 from rlcb.training.console import describe_pinning, print_settings
 from rlcb.training.profiler import maybe_profile
@@ -84,7 +85,7 @@ def train(
             recorder = Recorder(config, folder, trainer, clock, checkpoint, context, tracking)
             recorder.pinning = spec.pinning
         try:
-            interruption = run_until_done(spec, trainer, recorder, clock, budget, context)
+            interruption = Loop(spec, trainer, recorder, clock, budget, context).run()
             if recorder is not None and interruption is None:
                 recorder.finish("completed", recorder.save("final"))
             elif recorder is not None:
@@ -131,74 +132,76 @@ def prepare(spec: RunSpec, trainer: LearningProcess) -> dict[str, Any] | None:
     return None if found is None else found[1]
 
 
-def run_until_done(
-    spec: RunSpec,
-    trainer: LearningProcess,
-    recorder: Recorder | None,
-    clock: Clock,
-    budget: Budget,
-    context: WorkerContext,
-) -> Interrupted | None:
-    """Make updates until the budget ends or the run is interrupted; return the interruption, if any."""
-    try:
-        with context.breakable():
-            signal_number = make_updates(spec, trainer, recorder, clock, budget, context)
-        return Interrupted(signal_number) if signal_number else None
-    except Interrupted as interruption:
-        return interruption
-    except PeerLost:  # if the run is being stopped, another process may have left first
+@dataclass
+class Loop:
+    """The updates of a run, in one of its processes."""
+
+    spec: RunSpec
+    trainer: LearningProcess
+    recorder: Recorder | None
+    """In the main process only."""
+    clock: Clock
+    budget: Budget
+    context: WorkerContext
+
+    def run(self) -> Interrupted | None:
+        """Make updates until the budget ends or the run is interrupted; return the interruption, if any."""
         try:
-            context.check()
+            with self.context.breakable():
+                signal_number = self._make_updates()
+            return Interrupted(signal_number) if signal_number else None
         except Interrupted as interruption:
             return interruption
-        raise
+        except PeerLost:  # if the run is being stopped, another process may have left first
+            try:
+                self.context.check()
+            except Interrupted as interruption:
+                return interruption
+            raise
 
+    def _make_updates(self) -> int:
+        """Make updates until the budget ends or a stop signal arrives; return the signal's number, or 0.
 
-def make_updates(
-    spec: RunSpec,
-    trainer: LearningProcess,
-    recorder: Recorder | None,
-    clock: Clock,
-    budget: Budget,
-    context: WorkerContext,
-) -> int:
-    """Make updates until the budget ends or a stop signal arrives; return the signal's number, or 0.
-
-    Every process follows the main process's clock.
-    """
-    if recorder is not None:
-        recorder.monitor.start()
-    config, due = spec.config, spec.config.logging
-    profile_update = maybe_profile(spec.trace_folder if trainer.communicator.is_main else None, "learner")
-    trainer.communicator.barrier()  # the time of the run starts when all processes are ready
-    clock.start()
-    # The main process always snapshots the first boundary, so that a run never loses its first update.
-    elapsed, last_snapshot, signal_number = clock.before, -math.inf, 0
-    while trainer.may_begin(budget, elapsed, clock.update_seconds):
-        next_update = trainer.counters.updates + 1
-        trainer.take_state = (
-            elapsed + clock.update_seconds - last_snapshot >= due.snapshot_seconds
-            or next_update % due.checkpoint_interval == 0
+        Every process follows the main process's clock.
+        """
+        trainer, clock, due = self.trainer, self.clock, self.spec.config.logging
+        if self.recorder is not None:
+            self.recorder.monitor.start()
+        profile_update = maybe_profile(
+            self.spec.trace_folder if trainer.communicator.is_main else None, "learner"
         )
-        learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
-        with profile_update():
-            update = trainer.iterate(learning_rate)
-        if recorder is not None:
-            recorder.after_update(update, learning_rate)
-        now, signal_number = trainer.communicator.boundary(clock.elapsed(), context.stop_requested())
-        elapsed, clock.update_seconds = now, now - elapsed
-        last_snapshot = elapsed if trainer.take_state else last_snapshot
-        if signal_number:
-            break
-    trainer.take_state = True
-    last_update = trainer.finish()
-    if last_update is not None and recorder is not None:
-        learning_rate = learning_rate_of(config, budget, trainer.counters.updates, elapsed)
-        recorder.after_update(last_update, learning_rate)
-    trainer.exchange([])
-    if recorder is not None:
-        recorder.take_final_snapshot()
-    return signal_number
+        trainer.communicator.barrier()  # the time of the run starts when all processes are ready
+        clock.start()
+        # The main process always snapshots the first boundary, so that a run never loses its first update.
+        elapsed, last_snapshot, signal_number = clock.before, -math.inf, 0
+        while not signal_number and trainer.may_begin(self.budget, elapsed, clock.update_seconds):
+            next_update = trainer.counters.updates + 1
+            trainer.take_state = (
+                elapsed + clock.update_seconds - last_snapshot >= due.snapshot_seconds
+                or next_update % due.checkpoint_interval == 0
+            )
+            learning_rate = self._learning_rate(elapsed)
+            with profile_update():
+                update = trainer.iterate(learning_rate)
+            self._record(update, learning_rate)
+            now, signal_number = trainer.communicator.boundary(
+                clock.elapsed(), self.context.stop_requested()
+            )
+            elapsed, clock.update_seconds = now, now - elapsed
+            last_snapshot = elapsed if trainer.take_state else last_snapshot
+        trainer.take_state = True
+        self._record(trainer.finish(), self._learning_rate(elapsed))
+        trainer.exchange([])
+        if self.recorder is not None:
+            self.recorder.take_final_snapshot()
+        return signal_number
+
+    def _learning_rate(self, elapsed: float) -> float:
+        return learning_rate_of(self.spec.config, self.budget, self.trainer.counters.updates, elapsed)
+
+    def _record(self, update: Update | None, learning_rate: float) -> None:
+        if update is not None and self.recorder is not None:
+            self.recorder.after_update(update, learning_rate)
 
 
 def train_in_one_process(spec: RunSpec) -> int:
