@@ -184,9 +184,7 @@ class Loop:
             with profile_update():
                 update = trainer.iterate(learning_rate)
             self._record(update, learning_rate)
-            now, signal_number = trainer.communicator.boundary(
-                clock.elapsed(), self.context.stop_requested()
-            )
+            now, signal_number = trainer.communicator.boundary(clock.elapsed(), self.context.stop_requested())
             elapsed, clock.update_seconds = now, now - elapsed
             last_snapshot = elapsed if trainer.take_state else last_snapshot
         trainer.take_state = True
