@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from rlcb.kernels.check import TOLERANCES, direct_errors, find_fault, pool_errors, winograd_errors
-from rlcb.kernels.library import Library, load
+from rlcb.kernels.check import (
+    TOLERANCES,
+    direct_errors,
+    find_fault,
+    pool_errors,
+    unpadded_errors,
+    winograd_errors,
+)
+from rlcb.kernels.layers import FILTER_TRANSFORMS
+from rlcb.kernels.library import Library, WinogradGeometry, load
 
 SIDES = st.integers(3, 21)
 CHANNELS = st.sampled_from([16, 32, 48, 64])
@@ -31,7 +41,7 @@ def require_within_tolerance(errors: dict[str, float]) -> None:
     width=SIDES,
     channels=CHANNELS,
     out_channels=CHANNELS,
-    pad=st.integers(0, 2),
+    pad=st.integers(1, 2),
     rectify=st.booleans(),
 )
 def test_a_3x3_convolution_is_right_for_any_shape(
@@ -56,12 +66,70 @@ def test_a_3x3_convolution_is_right_for_the_images_of_procgen_and_atari(library:
 
 @settings(max_examples=60)
 @given(
+    images=st.integers(1, 9),
+    height=st.integers(8, 45),
+    width=st.integers(8, 45),
+    channels=st.integers(1, 9),
+    out_channels=CHANNELS,
+    is_bytes=st.booleans(),
+)
+def test_an_8x8_convolution_of_observations_is_right_for_any_shape(
+    library: Library, images: int, height: int, width: int, channels: int, out_channels: int, is_bytes: bool
+) -> None:
+    layer = (channels, out_channels, 8, 4)
+    require_within_tolerance(unpadded_errors(library, images, (height, width), layer, is_bytes))
+
+
+@settings(max_examples=80)
+@given(
+    images=st.integers(1, 9),
+    height=st.integers(4, 22),
+    width=st.integers(4, 22),
+    channels=CHANNELS,
+    out_channels=CHANNELS,
+    geometry=st.sampled_from([(4, 2), (3, 1)]),
+)
+def test_a_convolution_without_padding_and_its_input_gradient_are_right_for_any_shape(
+    library: Library,
+    images: int,
+    height: int,
+    width: int,
+    channels: int,
+    out_channels: int,
+    geometry: tuple[int, int],
+) -> None:
+    layer = (channels, out_channels, *geometry)
+    require_within_tolerance(unpadded_errors(library, images, (height, width), layer, False))
+
+
+@pytest.mark.parametrize(
+    ("size", "layer", "is_bytes"),
+    [
+        ((64, 64), (3, 32, 8, 4), True),
+        ((15, 15), (32, 64, 4, 2), False),
+        ((6, 6), (64, 64, 3, 1), False),
+        ((84, 84), (4, 32, 8, 4), True),
+        ((20, 20), (32, 64, 4, 2), False),
+        ((9, 9), (64, 64, 3, 1), False),
+        ((84, 84), (9, 32, 8, 4), True),
+        ((64, 64), (3, 32, 8, 4), False),
+    ],
+)
+@pytest.mark.parametrize("images", [1, 17])
+def test_the_layers_of_the_nature_cnn_are_right_for_procgen_and_atari(
+    library: Library, images: int, size: tuple[int, int], layer: tuple[int, int, int, int], is_bytes: bool
+) -> None:
+    require_within_tolerance(unpadded_errors(library, images, size, layer, is_bytes))
+
+
+@settings(max_examples=60)
+@given(
     images=st.integers(1, 4),
     height=st.integers(8, 30),
     width=st.integers(8, 30),
     channels=st.integers(1, 12),
     out_channels=CHANNELS,
-    geometry=st.sampled_from([(3, 1, 1), (8, 4, 0), (4, 2, 0), (3, 1, 0), (2, 1, 0)]),
+    geometry=st.sampled_from([(3, 1, 1), (8, 4, 0), (4, 3, 0), (5, 1, 2), (2, 1, 0)]),
     is_bytes=st.booleans(),
 )
 def test_a_direct_convolution_is_right_for_any_shape(
@@ -74,11 +142,21 @@ def test_a_direct_convolution_is_right_for_any_shape(
     geometry: tuple[int, int, int],
     is_bytes: bool,
 ) -> None:
-    if not is_bytes and geometry[2] == 0:
-        channels = 16 * (1 + channels % 3)  # hidden layers, which have an input gradient
-    require_within_tolerance(
-        direct_errors(library, images, (height, width), (channels, out_channels, *geometry), is_bytes)
-    )
+    layer = (channels, out_channels, *geometry)
+    require_within_tolerance(direct_errors(library, images, (height, width), layer, is_bytes))
+
+
+@pytest.mark.parametrize(("kernel", "points"), [(2, [0, 1, -1]), (3, [0, 1, -1, 2, -2])])
+def test_filters_are_transformed_to_their_values_at_the_points(kernel: int, points: list[int]) -> None:
+    """Along one side, row i is a multiple of (1, p, p^2, ...), which gives the filter's polynomial at the
+    point p; the last row gives its leading coefficient."""
+    rows = [[float(point**power) for power in range(kernel)] for point in points]
+    values = torch.tensor([*rows, [0.0] * (kernel - 1) + [1.0]])
+    ratios = FILTER_TRANSFORMS[kernel] / torch.kron(values, values)
+    for row, expected in zip(ratios, torch.kron(values, values), strict=True):
+        used = row[expected != 0]
+        assert torch.allclose(used, used[:1].expand_as(used))
+    assert torch.equal(FILTER_TRANSFORMS[kernel] == 0, torch.kron(values, values) == 0)
 
 
 @settings(max_examples=60)
@@ -102,9 +180,9 @@ def test_values_that_are_not_finite_stay_so(library: Library, value: float) -> N
     assert torch.equal(torch.nan_to_num(y, 7), torch.nan_to_num(expected, 7))
 
     filters, bias, y = torch.ones(36, 16 * 16), torch.zeros(16), torch.empty(1, 6, 6, 16)
-    library.convolve_3x3(
-        *(x.data_ptr(), filters.data_ptr(), bias.data_ptr(), 0, 0, y.data_ptr()),
-        *(1, 6, 6, 16, 16, 1, 1, 256),
+    geometry = WinogradGeometry(6, 6, 16, 1, 1, 1, 0, 16, 256)
+    library.winograd(
+        ctypes.byref(geometry), x.data_ptr(), filters.data_ptr(), bias.data_ptr(), 0, 0, y.data_ptr(), 1, 0
     )
     assert bool(y.isfinite().all()) == (value < 0)  # the rectifier turns -inf into zero
 

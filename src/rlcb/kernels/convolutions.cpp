@@ -4,12 +4,20 @@
 // multiple of 16. Vectors are the compiler's own vector types, so that AVX-512, AVX2, SSE and NEON come from the
 // same source. Nothing here starts a thread: callers split a batch between threads.
 //
-// 3x3 convolutions use Winograd's algorithm F(4x4, 3x3) (Lavin and Gray 2016, "Fast Algorithms for Convolutional
-// Neural Networks"): a tile of 6 x 6 inputs gives 4 x 4 outputs with 36 multiplications for each pair of channels
-// instead of 144. With the input tile d, the filter g and matrices A, B, G of constants:
+// Winograd's algorithm F(m x m, r x r) (Lavin and Gray 2016, "Fast Algorithms for Convolutional Neural Networks")
+// computes m x m outputs of an r x r convolution from a tile of n x n inputs, n = m + r - 1, with n^2 multiplications for
+// each pair of channels instead of m^2 r^2: F(4x4, 3x3) needs 36 instead of 144, F(3x3, 2x2) 16 instead of 36. With the
+// input tile d, the filter g, the output gradient dY of a tile and matrices A, B, G of constants:
 //   output           Y  = A^T [(G g G^T) . (B^T d B)] A
 //   filter gradient  dg = G^T [(B^T d B) . (A dY A^T)] G
-// `.` is a product element by element, summed over channels (output) or tiles (gradient): 36 small matrix products.
+//   input gradient   dd = B [(G g G^T) . (A dY A^T)] B^T, added where tiles overlap
+// `.` is a product element by element, summed over input channels (output), tiles (filter gradient) or output channels
+// (input gradient): n^2 small matrix products.
+//
+// A convolution with stride s and a kernel of 2s x 2s, without padding, is a 2 x 2 convolution with stride 1 of blocks of
+// s x s pixels, which have s^2 times the channels: F(3x3, 2x2) computes it. The channels of a block are in the order
+// (row, column, channel), so that each of its rows is contiguous in the image.
+//
 // Other convolutions are direct: blocks of pixels times output channels stay in registers.
 
 #if !defined(__clang__)
@@ -58,20 +66,10 @@ INLINE Vector broadcast(float x) { return x - Vector{}; }
 INLINE Vector rectified(Vector v) { return v < Vector{} ? Vector{} : v; }                        // keeps NaN
 INLINE Vector where_positive(Vector mask, Vector v) { return mask <= Vector{} ? Vector{} : v; }  // keeps NaN
 
-constexpr int TILE = 4;             // outputs of a Winograd tile, along each side
-constexpr int WINDOW = TILE + 2;    // inputs of a tile, along each side
-constexpr int POINTS = WINDOW * WINDOW;  // products of matrices
-constexpr int BATCH = 32;           // tiles that are multiplied at once
+constexpr int BATCH = 32;  // tiles that are multiplied at once
 
 // Floats from one point's matrix (BATCH, channels) to the next. Not a multiple of 4 KB: all 36 would share a cache set.
 inline int point_floats(int channels) { return BATCH * channels + 16; }
-
-inline int tiles_along(int outputs) { return (outputs + TILE - 1) / TILE; }
-
-// Where the window of an output begins in the frame, and where the output goes.
-struct Pixel {
-    ptrdiff_t in, out;
-};
 
 // Memory that a thread reuses from call to call.
 class Scratch {
@@ -96,8 +94,8 @@ class Scratch {
     size_t size = 0;
 };
 
-thread_local Scratch frame_scratch, gradient_frame_scratch, tile_scratch;
-thread_local std::vector<Pixel> pixel_scratch;
+thread_local Scratch row_scratch, frame_scratch, gradient_frame_scratch, tile_scratch;
+thread_local std::vector<ptrdiff_t> pixel_scratch;
 
 // --- Frames: an image with zeros around it ------------------------------------------------------------------
 
@@ -106,9 +104,15 @@ struct Image {
     size_t floats() const { return static_cast<size_t>(height) * width * channels; }
 };
 
-INLINE Vector convert(const float* p) { return load(p); }
-INLINE Vector convert(const uint8_t* p) {
-    return __builtin_convertvector(*reinterpret_cast<const UnalignedBytes*>(p), Vector);
+// Converts `count` values to float32: of max(x, 0) with `rectify`.
+void convert(const float* in, int count, float* out, bool rectify) {
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) store(out + i, rectify ? rectified(load(in + i)) : load(in + i));
+    for (; i < count; i++) out[i] = rectify && in[i] < 0 ? 0 : in[i];
+}
+// A plain loop: with vector types, GCC 12 converts bytes one by one, in eleven times the time.
+void convert(const uint8_t* __restrict in, int count, float* __restrict out, bool) {
+    for (int i = 0; i < count; i++) out[i] = in[i];
 }
 
 // Copies `image` into `frame`, `pad` rows below its top and `pad` columns right of its left border; the rest of the
@@ -122,122 +126,215 @@ void fill_frame(const Value* image, Image size, float* frame, Image frame_size, 
         float* out = frame + static_cast<size_t>(y + pad) * row;
         const Value* in = image + static_cast<size_t>(y) * used;
         for (int i = 0; i < left; i++) out[i] = 0;
-        int i = 0;
-        for (; i + LANES <= used; i += LANES) {
-            const Vector v = convert(in + i);
-            store(out + left + i, rectify ? rectified(v) : v);
-        }
-        for (; i < used; i++) {
-            const float v = in[i];
-            out[left + i] = rectify && v < 0 ? 0 : v;
-        }
-        for (i += left; i < row; i++) out[i] = 0;
+        convert(in, used, out + left, rectify);
+        for (int i = left + used; i < row; i++) out[i] = 0;
     }
     const int filled = pad + size.height;
     std::memset(frame + static_cast<size_t>(filled) * row, 0, sizeof(float) * row * (frame_size.height - filled));
 }
 
+// Copies `bytes` bytes in pieces of 16: writes up to 15 more, and reads them if the next `readable` bytes exist.
+INLINE void copy_pieces(const void* from, size_t bytes, size_t readable, void* to) {
+    const char* in = static_cast<const char*>(from);
+    char* out = static_cast<char*>(to);
+    const size_t rounded = (bytes + 15) / 16 * 16;
+    if (rounded > readable) std::memcpy(out, in, bytes);
+    else
+        for (size_t i = 0; i < rounded; i += 16) std::memcpy(out + i, in + i, 16);
+}
+
+// Copies `image` into `frame`, whose pixels are blocks of block x block pixels; the rest of the frame becomes zero.
+// Pixels that fill no block are left out. The channels of the frame are a multiple of 16.
+template <typename Value>
+void fill_frame_with_blocks(const Value* image, Image size, int block, float* frame, Image frame_size) {
+    const int length = block * size.channels, row = size.width * size.channels;
+    const int down = size.height / block, across = size.width / block;
+    const int used = across * block * length, frame_row = frame_size.width * frame_size.channels;
+    Value* regrouped = reinterpret_cast<Value*>(row_scratch.floats(used + 16));
+    for (int i = 0; i < down; i++) {
+        // Floats would be written across the borders of cache lines, so the blocks are put together first.
+        Value* out = regrouped;
+        for (int j = 0; j < across; j++) {
+            for (int r = 0; r < block; r++, out += length) {  // the next piece overwrites what is too much
+                const size_t at = static_cast<size_t>(i * block + r) * row + j * length;
+                copy_pieces(image + at, length * sizeof(Value), (size.floats() - at) * sizeof(Value), out);
+            }
+        }
+        float* line = frame + static_cast<size_t>(i) * frame_row;
+        convert(regrouped, used, line, false);
+        std::fill(line + used, line + frame_row, 0.f);
+    }
+    std::fill(frame + static_cast<size_t>(down) * frame_row, frame + frame_size.floats(), 0.f);
+}
+
 // --- Winograd's transforms of one tile, for LANES channels at a time ----------------------------------------
 
-INLINE void input_transform(const Vector d[6], Vector o[6]) {  // B^T d
-    const Vector a = d[3] - 4.f * d[1], b = d[4] - 4.f * d[2], c = d[4] - d[2], e = 2.f * (d[3] - d[1]);
-    o[0] = 4.f * d[0] - 5.f * d[2] + d[4];
-    o[1] = b + a;
-    o[2] = b - a;
-    o[3] = c + e;
-    o[4] = c - e;
-    o[5] = 4.f * d[1] - 5.f * d[3] + d[5];
-}
+// An algorithm: its sizes and the transforms along one side of a tile.
+struct F4x3 {  // F(4x4, 3x3), points 0, 1, -1, 2, -2, infinity
+    static constexpr int OUT = 4, KERNEL = 3, WINDOW = 6, POINTS = 36;
 
-INLINE void output_transform(const Vector m[6], Vector o[4]) {  // A^T m
-    const Vector a = m[1] + m[2], b = m[1] - m[2], c = m[3] + m[4], e = m[3] - m[4];
-    o[0] = m[0] + a + c;
-    o[1] = b + 2.f * e;
-    o[2] = a + 4.f * c;
-    o[3] = b + 8.f * e + m[5];
-}
+    static INLINE void input(const Vector d[6], Vector o[6]) {  // B^T d
+        const Vector a = d[3] - 4.f * d[1], b = d[4] - 4.f * d[2], c = d[4] - d[2], e = 2.f * (d[3] - d[1]);
+        o[0] = 4.f * d[0] - 5.f * d[2] + d[4];
+        o[1] = b + a;
+        o[2] = b - a;
+        o[3] = c + e;
+        o[4] = c - e;
+        o[5] = 4.f * d[1] - 5.f * d[3] + d[5];
+    }
+    static INLINE void output(const Vector m[6], Vector o[4]) {  // A^T m
+        const Vector a = m[1] + m[2], b = m[1] - m[2], c = m[3] + m[4], e = m[3] - m[4];
+        o[0] = m[0] + a + c;
+        o[1] = b + 2.f * e;
+        o[2] = a + 4.f * c;
+        o[3] = b + 8.f * e + m[5];
+    }
+    static INLINE void gradient(const Vector y[4], Vector o[6]) {  // A y
+        const Vector a = y[0] + y[2], b = y[1] + y[3], c = y[0] + 4.f * y[2], e = 2.f * y[1] + 8.f * y[3];
+        o[0] = y[0];
+        o[1] = a + b;
+        o[2] = a - b;
+        o[3] = c + e;
+        o[4] = c - e;
+        o[5] = y[3];
+    }
+    static INLINE void input_gradient(const Vector m[6], Vector o[6]) {  // B m
+        const Vector a = m[1] + m[2], b = m[1] - m[2], c = m[3] + m[4], e = m[3] - m[4];
+        o[0] = 4.f * m[0];
+        o[1] = 4.f * (m[5] - b) - 2.f * e;
+        o[2] = -5.f * m[0] - 4.f * a - c;
+        o[3] = b + 2.f * e - 5.f * m[5];
+        o[4] = m[0] + a + c;
+        o[5] = m[5];
+    }
+};
 
-INLINE void gradient_transform(const Vector y[4], Vector o[6]) {  // A y
-    const Vector a = y[0] + y[2], b = y[1] + y[3], c = y[0] + 4.f * y[2], e = 2.f * y[1] + 8.f * y[3];
-    o[0] = y[0];
-    o[1] = a + b;
-    o[2] = a - b;
-    o[3] = c + e;
-    o[4] = c - e;
-    o[5] = y[3];
-}
+struct F3x2 {  // F(3x3, 2x2), points 0, 1, -1, infinity
+    static constexpr int OUT = 3, KERNEL = 2, WINDOW = 4, POINTS = 16;
 
-// Functions below have the usual numbers of channels as a template argument, FIXED, so that addresses are constants;
+    static INLINE void input(const Vector d[4], Vector o[4]) {  // B^T d
+        o[0] = d[0] - d[2];
+        o[1] = d[1] + d[2];
+        o[2] = d[2] - d[1];
+        o[3] = d[3] - d[1];
+    }
+    static INLINE void output(const Vector m[4], Vector o[3]) {  // A^T m
+        const Vector a = m[1] + m[2];
+        o[0] = m[0] + a;
+        o[1] = m[1] - m[2];
+        o[2] = a + m[3];
+    }
+    static INLINE void gradient(const Vector y[3], Vector o[4]) {  // A y
+        const Vector a = y[0] + y[2];
+        o[0] = y[0];
+        o[1] = a + y[1];
+        o[2] = a - y[1];
+        o[3] = y[2];
+    }
+    static INLINE void input_gradient(const Vector m[4], Vector o[4]) {  // B m
+        o[0] = m[0];
+        o[1] = m[1] - m[2] - m[3];
+        o[2] = m[1] + m[2] - m[0];
+        o[3] = m[3];
+    }
+};
+
+// How the pixels, or blocks of pixels, of a tile lie in memory. The channels of one are `segments` contiguous pieces of
+// `length` floats, `segment` floats apart. The next pixel to the right begins `length` floats later, the one below `row`.
+struct Layout {
+    int length, segments;
+    ptrdiff_t row, segment;
+    int channels() const { return length * segments; }
+};
+
+// Functions below have the usual layouts as template arguments, LENGTH and SEGMENTS, so that addresses are constants;
 // 0 stands for any other number.
 
-// Writes the 36 points of a tile of SIDE x SIDE values that begins at `in`: TRANSFORM of its columns, then of its rows.
-// Point i goes to out + i * point_floats(channels). Inputs are 6 x 6 with input_transform (B^T d B), output gradients
-// 4 x 4 with gradient_transform (A dY A^T).
-template <int FIXED, int SIDE, void TRANSFORM(const Vector*, Vector*)>
-void transform_tile(const float* in, int row, int any_channels, float* out) {
-    const int channels = FIXED != 0 ? FIXED : any_channels, point_stride = point_floats(channels);
-    for (int c = 0; c < channels; c += LANES) {
-        Vector half[6][SIDE];
-        UNROLL for (int x = 0; x < SIDE; x++) {
-            Vector column[SIDE], o[6];
-            UNROLL for (int y = 0; y < SIDE; y++) column[y] = load(in + y * row + x * channels + c);
-            TRANSFORM(column, o);
-            UNROLL for (int y = 0; y < 6; y++) half[y][x] = o[y];
-        }
-        UNROLL for (int y = 0; y < 6; y++) {
-            Vector o[6];
-            TRANSFORM(half[y], o);
-            UNROLL for (int x = 0; x < 6; x++) store(out + (y * 6 + x) * static_cast<ptrdiff_t>(point_stride) + c, o[x]);
+// Writes the points of a tile of SIDE x SIDE pixels that begins at `in`: TRANSFORM of its columns, then of its rows.
+// Point i goes to out + i * point_floats(channels). Inputs have SIDE = WINDOW and F::input (B^T d B), output gradients
+// SIDE = OUT and F::gradient (A dY A^T).
+template <int LENGTH, int SEGMENTS, int SIDE, int WINDOW, void TRANSFORM(const Vector*, Vector*)>
+void transform_tile(const float* in, const Layout& layout, float* out) {
+    const int length = LENGTH != 0 ? LENGTH : layout.length, segments = LENGTH != 0 ? SEGMENTS : layout.segments;
+    const ptrdiff_t row = layout.row, point_stride = point_floats(length * segments);
+    for (int s = 0; s < segments; s++, in += layout.segment - length) {
+        for (int c = 0; c < length; c += LANES, in += LANES, out += LANES) {
+            Vector half[WINDOW][SIDE];
+            UNROLL for (int x = 0; x < SIDE; x++) {
+                Vector column[SIDE], o[WINDOW];
+                UNROLL for (int y = 0; y < SIDE; y++) column[y] = load(in + y * row + x * length);
+                TRANSFORM(column, o);
+                UNROLL for (int y = 0; y < WINDOW; y++) half[y][x] = o[y];
+            }
+            UNROLL for (int y = 0; y < WINDOW; y++) {
+                Vector o[WINDOW];
+                TRANSFORM(half[y], o);
+                UNROLL for (int x = 0; x < WINDOW; x++) store(out + (y * WINDOW + x) * point_stride, o[x]);
+            }
         }
     }
 }
 
-// What happens to an output before it is stored: + bias[channel], zero where mask <= 0, + add. Each may be null.
+using TransformTile = void (*)(const float*, const Layout&, float*);
+
+template <int SIDE, int WINDOW, void TRANSFORM(const Vector*, Vector*)>
+TransformTile transform_for(const Layout& layout) {
+    if (layout.segments == 1) {
+        switch (layout.length) {
+            case 16: return transform_tile<16, 1, SIDE, WINDOW, TRANSFORM>;
+            case 32: return transform_tile<32, 1, SIDE, WINDOW, TRANSFORM>;
+            case 48: return transform_tile<48, 1, SIDE, WINDOW, TRANSFORM>;
+            case 64: return transform_tile<64, 1, SIDE, WINDOW, TRANSFORM>;
+        }
+    } else if (layout.segments == 2 && layout.length == 64) {
+        return transform_tile<64, 2, SIDE, WINDOW, TRANSFORM>;
+    }
+    return transform_tile<0, 0, SIDE, WINDOW, TRANSFORM>;
+}
+
+// What happens to an output before it is stored: + bias[channel], zero where mask <= 0, + add, then max(., 0) if
+// `rectify`. Each pointer may be null.
 struct Epilogue {
     const float *bias, *mask, *add;
-    template <bool BIAS, bool MASK, bool ADD>
+    bool rectify;
+    template <bool BIAS, bool MASK, bool ADD, bool RECTIFY>
     Vector apply(Vector v, size_t position, int channel) const {
         if (BIAS) v += load(bias + channel);
         if (MASK) v = where_positive(load(mask + position), v);
         if (ADD) v += load(add + position);
-        return v;
-    }
-    Vector operator()(Vector v, size_t position, int channel) const {
-        if (bias != nullptr) v += load(bias + channel);
-        if (mask != nullptr) v = where_positive(load(mask + position), v);
-        if (add != nullptr) v += load(add + position);
-        return v;
+        return RECTIFY ? rectified(v) : v;
     }
 };
 
 struct Tile {
-    size_t position;    // of its first output in y
-    int rows, columns;  // of its outputs that lie inside the image
+    size_t position;    // of its first output in y, or of its first input in dx
+    int rows, columns;  // of its outputs, or inputs, that lie inside the image
+    int last_of;        // the image whose last tile it is, or -1
 };
 
 // Writes the outputs of a tile.
-template <int FIXED, bool BIAS, bool MASK, bool ADD>
+template <class F, int FIXED, bool BIAS, bool MASK, bool ADD, bool RECTIFY>
 void finish_tile(const float* in, Image out, const Tile& tile, float* y, const Epilogue& epilogue) {
     const int channels = FIXED != 0 ? FIXED : out.channels, row = out.width * channels;
     const ptrdiff_t point_stride = point_floats(channels);
     for (int c = 0; c < channels; c += LANES) {
-        Vector half[4][6];
-        UNROLL for (int x = 0; x < 6; x++) {
-            Vector column[6], o[4];
-            UNROLL for (int i = 0; i < 6; i++) column[i] = load(in + (i * 6 + x) * point_stride + c);
-            output_transform(column, o);
-            UNROLL for (int i = 0; i < 4; i++) half[i][x] = o[i];
+        Vector half[F::OUT][F::WINDOW];
+        UNROLL for (int x = 0; x < F::WINDOW; x++) {
+            Vector column[F::WINDOW], o[F::OUT];
+            UNROLL for (int i = 0; i < F::WINDOW; i++) column[i] = load(in + (i * F::WINDOW + x) * point_stride + c);
+            F::output(column, o);
+            UNROLL for (int i = 0; i < F::OUT; i++) half[i][x] = o[i];
         }
         const auto finish = [&](int i, int x, Vector v) INLINE_LAMBDA {
             const size_t at = tile.position + static_cast<size_t>(i) * row + x * channels + c;
-            store(y + at, epilogue.apply<BIAS, MASK, ADD>(v, at, c));
+            store(y + at, epilogue.apply<BIAS, MASK, ADD, RECTIFY>(v, at, c));
         };
-        const bool whole = tile.rows == TILE && tile.columns == TILE;
-        Vector edge[4][4];
-        UNROLL for (int i = 0; i < 4; i++) {
-            Vector o[4];
-            output_transform(half[i], o);
-            UNROLL for (int x = 0; x < 4; x++) {
+        const bool whole = tile.rows == F::OUT && tile.columns == F::OUT;
+        Vector edge[F::OUT][F::OUT];
+        UNROLL for (int i = 0; i < F::OUT; i++) {
+            Vector o[F::OUT];
+            F::output(half[i], o);
+            UNROLL for (int x = 0; x < F::OUT; x++) {
                 if (whole) finish(i, x, o[x]);
                 else edge[i][x] = o[x];
             }
@@ -250,32 +347,69 @@ void finish_tile(const float* in, Image out, const Tile& tile, float* y, const E
 
 using FinishTile = void (*)(const float*, Image, const Tile&, float*, const Epilogue&);
 
-template <int FIXED>
+template <class F, int FIXED>
 FinishTile finish_for(const Epilogue& e) {
-    if (e.bias != nullptr) return e.add != nullptr ? finish_tile<FIXED, true, false, true> : finish_tile<FIXED, true, false, false>;
-    if (e.mask != nullptr) return e.add != nullptr ? finish_tile<FIXED, false, true, true> : finish_tile<FIXED, false, true, false>;
-    return e.add != nullptr ? finish_tile<FIXED, false, false, true> : finish_tile<FIXED, false, false, false>;
+    if (e.rectify) return finish_tile<F, FIXED, true, false, false, true>;
+    if (e.bias != nullptr)
+        return e.add != nullptr ? finish_tile<F, FIXED, true, false, true, false> : finish_tile<F, FIXED, true, false, false, false>;
+    if (e.mask != nullptr)
+        return e.add != nullptr ? finish_tile<F, FIXED, false, true, true, false> : finish_tile<F, FIXED, false, true, false, false>;
+    return e.add != nullptr ? finish_tile<F, FIXED, false, false, true, false> : finish_tile<F, FIXED, false, false, false, false>;
 }
 
-// The functions for a number of channels.
-struct Transforms {
-    void (*tile)(const float*, int, int, float*);
-    void (*gradient_tile)(const float*, int, int, float*);
-    FinishTile (*finish)(const Epilogue&);
-};
-
-template <int FIXED>
-Transforms transforms() {
-    return {transform_tile<FIXED, 6, input_transform>, transform_tile<FIXED, 4, gradient_transform>, finish_for<FIXED>};
-}
-
-Transforms transforms_for(int channels) {
+template <class F>
+FinishTile finish_for(int channels, const Epilogue& epilogue) {
     switch (channels) {
-        case 16: return transforms<16>();
-        case 32: return transforms<32>();
-        case 64: return transforms<64>();
-        default: return transforms<0>();
+        case 16: return finish_for<F, 16>(epilogue);
+        case 32: return finish_for<F, 32>(epilogue);
+        case 64: return finish_for<F, 64>(epilogue);
+        default: return finish_for<F, 0>(epilogue);
     }
+}
+
+// Adds the input gradient of a tile, B m B^T, to dx.
+template <class F, int LENGTH, int SEGMENTS>
+void add_tile(const float* in, const Layout& layout, const Tile& tile, float* dx) {
+    const int length = LENGTH != 0 ? LENGTH : layout.length, segments = LENGTH != 0 ? SEGMENTS : layout.segments;
+    const ptrdiff_t row = layout.row, point_stride = point_floats(length * segments);
+    const bool whole = tile.rows == F::WINDOW && tile.columns == F::WINDOW;
+    float* out = dx + tile.position;
+    for (int s = 0; s < segments; s++, out += layout.segment - length) {
+        for (int c = 0; c < length; c += LANES, in += LANES, out += LANES) {
+            Vector half[F::WINDOW][F::WINDOW];
+            UNROLL for (int x = 0; x < F::WINDOW; x++) {
+                Vector column[F::WINDOW], o[F::WINDOW];
+                UNROLL for (int i = 0; i < F::WINDOW; i++) column[i] = load(in + (i * F::WINDOW + x) * point_stride);
+                F::input_gradient(column, o);
+                UNROLL for (int i = 0; i < F::WINDOW; i++) half[i][x] = o[i];
+            }
+            const auto add = [&](int i, int x, Vector v) INLINE_LAMBDA {
+                float* at = out + i * row + x * length;
+                store(at, load(at) + v);
+            };
+            Vector edge[F::WINDOW][F::WINDOW];
+            UNROLL for (int i = 0; i < F::WINDOW; i++) {
+                Vector o[F::WINDOW];
+                F::input_gradient(half[i], o);
+                UNROLL for (int x = 0; x < F::WINDOW; x++) {
+                    if (whole) add(i, x, o[x]);
+                    else edge[i][x] = o[x];
+                }
+            }
+            if (whole) continue;
+            for (int i = 0; i < tile.rows; i++)
+                for (int x = 0; x < tile.columns; x++) add(i, x, edge[i][x]);
+        }
+    }
+}
+
+using AddTile = void (*)(const float*, const Layout&, const Tile&, float*);
+
+template <class F>
+AddTile add_for(const Layout& layout) {
+    if (layout.segments == 1 && layout.length == 64) return add_tile<F, 64, 1>;
+    if (layout.segments == 2 && layout.length == 64) return add_tile<F, 64, 2>;
+    return add_tile<F, 0, 0>;
 }
 
 // --- Products of small matrices -----------------------------------------------------------------------------
@@ -314,6 +448,19 @@ void product_of_any_width(const float* v, const float* u, float* m, int rows, in
     return product<2 * ROWS, 1, FIXED>(v, u, m, rows, C, K);
 }
 
+// The same for any number of rows below BATCH: v and m have memory for whole blocks.
+void tile_product(const float* v, const float* u, float* m, int tiles, int C, int K) {
+    const int rows = (tiles + 2 * ROWS - 1) / (2 * ROWS) * (2 * ROWS);
+    switch (C) {
+        case 16: return product_of_any_width<16>(v, u, m, rows, C, K);
+        case 32: return product_of_any_width<32>(v, u, m, rows, C, K);
+        case 48: return product_of_any_width<48>(v, u, m, rows, C, K);
+        case 64: return product_of_any_width<64>(v, u, m, rows, C, K);
+        case 128: return product_of_any_width<128>(v, u, m, rows, C, K);
+        default: return product_of_any_width<0>(v, u, m, rows, C, K);
+    }
+}
+
 // sum (C, K) += v (rows, C)^T m (rows, K), for C a multiple of P and K of X * LANES.
 template <int P, int X>
 void accumulate_product(const float* v, const float* m, float* sum, int rows, int C, int K) {
@@ -337,50 +484,6 @@ void accumulate_product(const float* v, const float* m, float* sum, int rows, in
     }
 }
 
-// --- 3x3 convolutions ---------------------------------------------------------------------------------------
-
-Image frame_of(Image in, int pad) {
-    return {TILE * tiles_along(in.height + 2 * pad - 2) + 2, TILE * tiles_along(in.width + 2 * pad - 2) + 2, in.channels};
-}
-
-void winograd(const float* x, const float* u, float* y, int count, Image in, int K, int pad, bool rectify,
-              int point_stride, const Epilogue& epilogue) {
-    const int C = in.channels;
-    const Image out = {in.height + 2 * pad - 2, in.width + 2 * pad - 2, K}, frame_size = frame_of(in, pad);
-    const int row = frame_size.width * C, down = tiles_along(out.height), across = tiles_along(out.width);
-    float* frame = frame_scratch.floats(frame_size.floats());
-    float* v = tile_scratch.floats(static_cast<size_t>(POINTS) * (point_floats(C) + point_floats(K)));
-    float* m = v + static_cast<size_t>(POINTS) * point_floats(C);
-    const auto transform = transforms_for(C).tile;
-    const FinishTile finish = transforms_for(K).finish(epilogue);
-    Tile tiles[BATCH];
-    int waiting = 0;
-    for (int n = 0; n < count; n++) {
-        fill_frame(x + n * in.floats(), in, frame, frame_size, pad, rectify);
-        for (int i = 0; i < down; i++) {
-            for (int j = 0; j < across; j++) {
-                transform(frame + i * TILE * row + j * TILE * C, row, C, v + waiting * C);
-                tiles[waiting++] = {n * out.floats() + (static_cast<size_t>(i) * TILE * out.width + j * TILE) * K,
-                                    std::min(TILE, out.height - i * TILE), std::min(TILE, out.width - j * TILE)};
-                if (waiting < BATCH && !(n == count - 1 && i == down - 1 && j == across - 1)) continue;
-                const int rows = (waiting + 2 * ROWS - 1) / (2 * ROWS) * (2 * ROWS);
-                for (int point = 0; point < POINTS; point++) {
-                    const float* left = v + static_cast<size_t>(point) * point_floats(C);
-                    const float* right = u + static_cast<size_t>(point) * point_stride;
-                    float* result = m + static_cast<size_t>(point) * point_floats(K);
-                    if (C == 16) product_of_any_width<16>(left, right, result, rows, C, K);
-                    else if (C == 32) product_of_any_width<32>(left, right, result, rows, C, K);
-                    else if (C == 64) product_of_any_width<64>(left, right, result, rows, C, K);
-                    else product_of_any_width<0>(left, right, result, rows, C, K);
-                }
-                for (int t = 0; t < waiting; t++)
-                    finish(m + t * K, out, tiles[t], y, epilogue);
-                waiting = 0;
-            }
-        }
-    }
-}
-
 void add_channel_sums(const float* gradient, size_t pixels, int K, float* sums) {
     for (int k = 0; k < K; k += LANES) {
         Vector sum[4] = {};
@@ -392,41 +495,148 @@ void add_channel_sums(const float* gradient, size_t pixels, int K, float* sums) 
     }
 }
 
-void winograd_weights(const float* x, const float* dy, float* du, float* bias_sums, int count, Image in, int K,
-                      int pad, bool rectify, int point_stride) {
-    const int C = in.channels;
-    const Image out = {in.height + 2 * pad - 2, in.width + 2 * pad - 2, K}, frame_size = frame_of(in, pad);
-    const Image gradient_frame_size = {frame_size.height - 2, frame_size.width - 2, K};
-    const int row = frame_size.width * C, gradient_row = gradient_frame_size.width * K;
-    const int down = tiles_along(out.height), across = tiles_along(out.width);
-    const bool whole = out.height % TILE == 0 && out.width % TILE == 0;
-    float* frame = frame_scratch.floats(frame_size.floats());
-    float* gradient_frame = whole ? nullptr : gradient_frame_scratch.floats(gradient_frame_size.floats());
-    float* v = tile_scratch.floats(static_cast<size_t>(POINTS) * (point_floats(C) + point_floats(K)));
-    float* m = v + static_cast<size_t>(POINTS) * point_floats(C);
-    const auto transform = transforms_for(C).tile, transform_gradient = transforms_for(K).gradient_tile;
+}  // namespace
+
+// --- Convolutions by Winograd's algorithm -------------------------------------------------------------------
+
+// The geometry of such a convolution. kernels/library.py has the same structure.
+struct WinogradGeometry {
+    int height, width, channels;  // of an input image
+    int block;                    // pixels of a block along each side; with more than 1, the kernel is 2 x 2 blocks
+    int pad;                      // zeros around an image, for blocks of one pixel
+    int rectify;                  // 1 if the input is max(x, 0), for blocks of one pixel
+    int bytes;                    // 1 if the input is uint8, for larger blocks
+    int out_channels;
+    int point_stride;             // floats from one point's matrix (C, K) of the filters to the next
+};
+
+namespace {
+
+// The input of a convolution, or of its gradient of the filter, in tiles.
+template <class F>
+class Tiles {
+  public:
+    Tiles(const WinogradGeometry& g, const void* x)
+        : g(g), x(x), size{g.height, g.width, g.channels},
+          blocks{g.height / g.block, g.width / g.block, g.block * g.block * g.channels},
+          out{blocks.height + 2 * g.pad - F::KERNEL + 1, blocks.width + 2 * g.pad - F::KERNEL + 1, g.out_channels},
+          down(along(out.height)), across(along(out.width)),
+          frame_size{down * F::OUT + F::KERNEL - 1, across * F::OUT + F::KERNEL - 1, blocks.channels},
+          whole(out.height % F::OUT == 0 && out.width % F::OUT == 0),
+          in_place(whole && g.pad == 0 && !g.rectify && !g.bytes && g.block * g.channels % LANES == 0),
+          layout(in_place ? image_layout() : Layout{blocks.channels, 1, static_cast<ptrdiff_t>(frame_size.width) * blocks.channels, 0}),
+          frame(in_place ? nullptr : frame_scratch.floats(frame_size.floats())),
+          transform(transform_for<F::WINDOW, F::WINDOW, F::input>(layout)) {}
+
+    // The layout of an input image, as it is in memory.
+    Layout image_layout() const {
+        const int length = g.block * g.channels;
+        const ptrdiff_t row = static_cast<ptrdiff_t>(g.width) * g.channels;
+        return {length, g.block, row * g.block, row};
+    }
+
+    // Makes image n the one that `read` reads from.
+    void open(int n) {
+        const size_t start = n * size.floats();
+        if (in_place) image = static_cast<const float*>(x) + start;
+        else if (g.bytes) fill_frame_with_blocks(static_cast<const uint8_t*>(x) + start, size, g.block, frame, frame_size);
+        else if (g.block > 1) fill_frame_with_blocks(static_cast<const float*>(x) + start, size, g.block, frame, frame_size);
+        else fill_frame(static_cast<const float*>(x) + start, size, frame, frame_size, g.pad, g.rectify != 0);
+        if (!in_place) image = frame;
+    }
+
+    // Writes the transformed tile (i, j) to v.
+    void read(int i, int j, float* v) const { transform(image + F::OUT * (i * layout.row + j * layout.length), layout, v); }
+
+    const WinogradGeometry& g;
+    const void* const x;
+    const Image size, blocks, out;  // of an input image; with blocks as pixels; of an output
+    const int down, across;         // numbers of tiles
+    const Image frame_size;
+    const bool whole;               // whether all tiles lie inside the output
+
+  private:
+    static int along(int outputs) { return (outputs + F::OUT - 1) / F::OUT; }
+    const bool in_place;
+    const Layout layout;
+    float* const frame;
+    const TransformTile transform;
+    const float* image = nullptr;
+};
+
+template <class F>
+void winograd(const WinogradGeometry& g, const void* x, const float* u, float* y, int count, const Epilogue& epilogue) {
+    Tiles<F> inputs(g, x);
+    const Image out = inputs.out;
+    const int C = inputs.blocks.channels, K = out.channels;
+    float* v = tile_scratch.floats(static_cast<size_t>(F::POINTS) * (point_floats(C) + point_floats(K)));
+    float* m = v + static_cast<size_t>(F::POINTS) * point_floats(C);
+    const FinishTile finish = finish_for<F>(K, epilogue);
+    Tile tiles[BATCH];
+    int waiting = 0;
+    for (int n = 0; n < count; n++) {
+        inputs.open(n);
+        for (int i = 0; i < inputs.down; i++) {
+            for (int j = 0; j < inputs.across; j++) {
+                inputs.read(i, j, v + waiting * C);
+                const size_t position = n * out.floats() + (static_cast<size_t>(i) * out.width + j) * F::OUT * K;
+                tiles[waiting++] = {position, std::min(F::OUT, out.height - i * F::OUT), std::min(F::OUT, out.width - j * F::OUT), -1};
+                if (waiting < BATCH && !(n == count - 1 && i == inputs.down - 1 && j == inputs.across - 1)) continue;
+                for (ptrdiff_t point = 0; point < F::POINTS; point++)
+                    tile_product(v + point * point_floats(C), u + point * g.point_stride, m + point * point_floats(K), waiting, C, K);
+                for (int t = 0; t < waiting; t++) finish(m + t * K, out, tiles[t], y, epilogue);
+                waiting = 0;
+            }
+        }
+    }
+}
+
+// Gradients of the filter, of the bias and, if dx is not null, of the input, with the transposed filters `transposed`.
+template <class F>
+void winograd_gradients(const WinogradGeometry& g, const void* x, const float* dy, float* du, float* bias_sums,
+                        const float* transposed, const float* mask, float* dx, int count) {
+    Tiles<F> inputs(g, x);
+    const Image out = inputs.out, blocks = inputs.blocks, frame_size = {inputs.down * F::OUT, inputs.across * F::OUT, out.channels};
+    const int C = blocks.channels, K = out.channels;
+    const Layout layout = {K, 1, static_cast<ptrdiff_t>(frame_size.width) * K, 0}, dx_layout = inputs.image_layout();
+    float* frame = inputs.whole ? nullptr : gradient_frame_scratch.floats(frame_size.floats());
+    float* v = tile_scratch.floats(static_cast<size_t>(F::POINTS) * (point_floats(C) + point_floats(K)));
+    float* m = v + static_cast<size_t>(F::POINTS) * point_floats(C);
+    const auto transform = transform_for<F::OUT, F::WINDOW, F::gradient>(layout);
+    const auto add = add_for<F>(dx_layout);
+    const size_t dx_floats = inputs.size.floats();
+    Tile tiles[BATCH];
     int waiting = 0;
     for (int n = 0; n < count; n++) {
         const float* gradient = dy + n * out.floats();
         add_channel_sums(gradient, static_cast<size_t>(out.height) * out.width, K, bias_sums);
-        fill_frame(x + n * in.floats(), in, frame, frame_size, pad, rectify);
-        if (!whole) {
-            fill_frame(gradient, out, gradient_frame, gradient_frame_size, 0, false);
-            gradient = gradient_frame;
+        inputs.open(n);
+        if (!inputs.whole) {
+            fill_frame(gradient, out, frame, frame_size, 0, false);
+            gradient = frame;
         }
-        for (int i = 0; i < down; i++) {
-            for (int j = 0; j < across; j++) {
-                transform(frame + i * TILE * row + j * TILE * C, row, C, v + waiting * C);
-                transform_gradient(gradient + i * TILE * gradient_row + j * TILE * K, gradient_row, K,
-                                        m + waiting * K);
-                waiting++;
-                if (waiting < BATCH && !(n == count - 1 && i == down - 1 && j == across - 1)) continue;
-                for (int point = 0; point < POINTS; point++) {
-                    const float* left = v + static_cast<size_t>(point) * point_floats(C);
-                    const float* right = m + static_cast<size_t>(point) * point_floats(K);
-                    float* sum = du + static_cast<size_t>(point) * point_stride;
+        if (dx != nullptr) std::fill_n(dx + n * dx_floats, dx_floats, 0.f);
+        for (int i = 0; i < inputs.down; i++) {
+            for (int j = 0; j < inputs.across; j++) {
+                const bool last = i == inputs.down - 1 && j == inputs.across - 1;
+                inputs.read(i, j, v + waiting * C);
+                transform(gradient + F::OUT * (i * layout.row + j * K), layout, m + waiting * K);
+                const size_t position = n * dx_floats + F::OUT * (i * dx_layout.row + j * dx_layout.length);
+                tiles[waiting++] = {position, std::min(F::WINDOW, blocks.height - i * F::OUT),
+                                    std::min(F::WINDOW, blocks.width - j * F::OUT), last ? n : -1};
+                if (waiting < BATCH && !(n == count - 1 && last)) continue;
+                for (ptrdiff_t point = 0; point < F::POINTS; point++) {
+                    float *left = v + point * point_floats(C), *right = m + point * point_floats(K);
+                    float* sum = du + point * g.point_stride;
                     if (K % (WIDE * LANES) == 0) accumulate_product<ROWS, WIDE>(left, right, sum, waiting, C, K);
                     else accumulate_product<2 * ROWS, 1>(left, right, sum, waiting, C, K);
+                    if (dx != nullptr) tile_product(right, transposed + point * g.point_stride, left, waiting, K, C);
+                }
+                for (int t = 0; t < waiting && dx != nullptr; t++) {
+                    add(v + t * C, dx_layout, tiles[t], dx);
+                    if (tiles[t].last_of < 0 || mask == nullptr) continue;
+                    const size_t start = tiles[t].last_of * dx_floats;
+                    for (size_t at = start; at < start + dx_floats; at += LANES) store(dx + at, where_positive(load(mask + at), load(dx + at)));
                 }
                 waiting = 0;
             }
@@ -440,13 +650,11 @@ void winograd_weights(const float* x, const float* dy, float* du, float* bias_su
 
 // The geometry of a direct convolution. kernels/library.py has the same structure.
 struct Direct {
-    int height, width, channels;           // of an input image
-    int pad;                               // zeros above and left of it; below and right as many as are needed
-    int kernel, stride;                    // along both sides
-    int down, across, out_channels;        // outputs that are computed
-    int out_height, out_width;             // the image that they are written to, at row first_row + step * i ...
-    int first_row, first_column, step;     // ... and column first_column + step * j
-    int bytes;                             // 1 if the input is uint8, 0 if it is float32
+    int height, width, channels;     // of an input image
+    int pad;                         // zeros above and left of it; below and right as many as are needed
+    int kernel, stride;              // along both sides
+    int down, across, out_channels;  // of an output
+    int bytes;                       // 1 if the input is uint8, 0 if it is float32
 };
 
 namespace {
@@ -502,34 +710,32 @@ INLINE void row_products(const float* in, int row, int kernel, int length, const
     }
 }
 
-const std::vector<Pixel>& pixels_of(const Direct& d, Image frame) {
-    std::vector<Pixel>& pixels = pixel_scratch;
+// Where the window of each output begins in the frame.
+const std::vector<ptrdiff_t>& pixels_of(const Direct& d, Image frame) {
+    std::vector<ptrdiff_t>& pixels = pixel_scratch;
     pixels.clear();
     for (int i = 0; i < d.down; i++)
         for (int j = 0; j < d.across; j++)
-            pixels.push_back({(static_cast<ptrdiff_t>(i) * frame.width + j) * d.stride * d.channels,
-                              (static_cast<ptrdiff_t>(d.first_row + d.step * i) * d.out_width + d.first_column + d.step * j) *
-                                  d.out_channels});
+            pixels.push_back((static_cast<ptrdiff_t>(i) * frame.width + j) * d.stride * d.channels);
     return pixels;
 }
 
 // STEP: inputs from one pixel's window to the next if each P pixels are side by side, else 0.
 template <int P, int X, int STEP>
-void direct_image(const float* frame, Image size, const Direct& d, const std::vector<Pixel>& pixels, const float* w,
-                  float* y, size_t start, bool rectify, const Epilogue& epilogue) {
+void direct_image(const float* frame, Image size, const Direct& d, const std::vector<ptrdiff_t>& pixels, const float* w,
+                  const float* bias, float* y) {
     const int K = d.out_channels, row = size.width * d.channels, length = d.kernel * d.channels;
     const int count = static_cast<int>(pixels.size());
     for (int first = 0; first < count; first += P) {
         const float* in[P];
-        UNROLL for (int p = 0; p < P; p++) in[p] = frame + pixels[std::min(first + p, count - 1)].in;
+        UNROLL for (int p = 0; p < P; p++) in[p] = frame + pixels[std::min(first + p, count - 1)];
         for (int k = 0; k < K; k += X * LANES) {
             Vector sum[P][X] = {};
             if (STEP != 0) row_products<P, X, STEP>(in[0], row, d.kernel, length, w + k, K, sum);
             else window_products<P, X>(in, row, d.kernel, length, w + k, K, sum);
             const auto finish = [&](int p, int x, Vector v) INLINE_LAMBDA {
-                const size_t at = start + pixels[first + p].out + k + x * LANES;
-                v = epilogue(v, at, k + x * LANES);
-                store(y + at, rectify ? rectified(v) : v);
+                const int channel = k + x * LANES;
+                store(y + static_cast<size_t>(first + p) * K + channel, v + load(bias + channel));
             };
             if (first + P <= count) {
                 UNROLL for (int p = 0; p < P; p++)
@@ -610,35 +816,37 @@ extern "C" {
 
 int rlcb_lanes() { return LANES; }
 
-// y (count, H + 2 pad - 2, W + 2 pad - 2, K) = conv3x3(x (count, H, W, C)), where u (36, C, K) is the transformed
-// filter. `rectify`: of max(x, 0). Then + bias (K,), zero where mask <= 0, + add (both like y); each may be null.
-void rlcb_convolve_3x3(const float* x, const float* u, const float* bias, const float* mask, const float* add, float* y,
-                       int count, int height, int width, int channels, int out_channels, int pad, int rectify,
-                       int point_stride) {
-    winograd(x, u, y, count, {height, width, channels}, out_channels, pad, rectify != 0, point_stride, {bias, mask, add});
-}
-
-// du (36, C, K) += the gradient of the transformed filter; bias_sums (K,) += dy summed over images and pixels.
-void rlcb_weights_3x3(const float* x, const float* dy, float* du, float* bias_sums, int count, int height, int width,
-                      int channels, int out_channels, int pad, int rectify, int point_stride) {
-    winograd_weights(x, dy, du, bias_sums, count, {height, width, channels}, out_channels, pad, rectify != 0,
-                     point_stride);
-}
-
-// y = conv(x (count, H, W, C)) with w (kernel, kernel, C, K); bias, mask and add as above; then max(y, 0) if `rectify`.
-void rlcb_convolve(const Direct* geometry, const void* x, const float* w, const float* bias, const float* mask,
+// y = conv(x (count, H, W, C)), where u (points, C', K) is the transformed filter of blocks, which have C' channels.
+// Then + bias (K,), zero where mask <= 0, + add (both like y), and max(., 0) if `rectify`; each pointer may be null.
+void rlcb_winograd(const WinogradGeometry* geometry, const void* x, const float* u, const float* bias, const float* mask,
                    const float* add, float* y, int count, int rectify) {
+    const Epilogue epilogue = {bias, mask, add, rectify != 0};
+    if (geometry->block > 1) winograd<F3x2>(*geometry, x, u, y, count, epilogue);
+    else winograd<F4x3>(*geometry, x, u, y, count, epilogue);
+}
+
+// du (points, C', K) += the gradient of the transformed filter; bias_sums (K,) += dy summed over images and pixels.
+// If dx is not null: dx (count, H, W, C) = the gradient of the input, zero where mask <= 0 if there is a mask. Only for
+// float32 inputs without padding; `transposed` (points, K, C') has the transformed filter.
+void rlcb_winograd_gradients(const WinogradGeometry* geometry, const void* x, const float* dy, float* du, float* bias_sums,
+                             const float* transposed, const float* mask, float* dx, int count) {
+    const auto compute = geometry->block > 1 ? winograd_gradients<F3x2> : winograd_gradients<F4x3>;
+    compute(*geometry, x, dy, du, bias_sums, transposed, mask, dx, count);
+}
+
+// y = conv(x (count, H, W, C)) with w (kernel, kernel, C, K), + bias (K,).
+void rlcb_convolve(const Direct* geometry, const void* x, const float* w, const float* bias, float* y, int count) {
     const Direct& d = *geometry;
     const Image size = frame_of(d);
-    const std::vector<Pixel>& pixels = pixels_of(d, size);
-    const size_t out = static_cast<size_t>(d.out_height) * d.out_width * d.out_channels;
+    const std::vector<ptrdiff_t>& pixels = pixels_of(d, size);
+    const size_t out = pixels.size() * d.out_channels;
     const bool wide = d.out_channels % (WIDE * LANES) == 0;
     const bool rgb_rows = d.stride * d.channels == 3 && d.across % (2 * ROWS) == 0;
     const auto compute = rgb_rows ? (wide ? direct_image<ROWS, WIDE, 3> : direct_image<2 * ROWS, 1, 3>)
                                   : (wide ? direct_image<ROWS, WIDE, 0> : direct_image<ROWS, 1, 0>);
     for (int n = 0; n < count; n++) {
         const float* frame = frame_of_image(x, d, size, n);
-        compute(frame, size, d, pixels, w, y, n * out, rectify != 0, {bias, mask, add});
+        compute(frame, size, d, pixels, w, bias, y + n * out);
     }
 }
 

@@ -11,114 +11,36 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rlcb.kernels.library import Direct, Library
+from rlcb.kernels.library import Direct, Library, WinogradGeometry
 
-_G = torch.tensor(
-    [
-        [1 / 4, 0, 0],
-        [-1 / 6, -1 / 6, -1 / 6],
-        [-1 / 6, 1 / 6, -1 / 6],
-        [1 / 24, 1 / 12, 1 / 6],
-        [1 / 24, -1 / 12, 1 / 6],
-        [0, 0, 1],
-    ],
-    dtype=torch.float64,
-)
-FILTER_TRANSFORM = torch.kron(_G, _G).float()
-"""Maps the 9 weights of a 3x3 filter to the 36 points of Winograd's F(4x4, 3x3)."""
+
+def _both_sides(one_side: list[list[float]]) -> Tensor:
+    """Return the matrix (points, kernel * kernel) that transforms a filter along both sides."""
+    matrix = torch.tensor(one_side, dtype=torch.float64)
+    return torch.kron(matrix, matrix).float()
+
+
+FILTER_TRANSFORMS = {
+    3: _both_sides(
+        [
+            [1 / 4, 0, 0],
+            [-1 / 6, -1 / 6, -1 / 6],
+            [-1 / 6, 1 / 6, -1 / 6],
+            [1 / 24, 1 / 12, 1 / 6],
+            [1 / 24, -1 / 12, 1 / 6],
+            [0, 0, 1],
+        ]
+    ),
+    2: _both_sides([[1, 0], [1 / 2, 1 / 2], [1 / 2, -1 / 2], [0, 1]]),
+}
+"""Maps the weights of a filter, by its size, to the points of Winograd's F(4x4, 3x3) or F(3x3, 2x2)."""
 
 
 class Winograd:
-    """A 3x3 convolution with stride 1. All transformed filters of a network are columns of one matrix."""
+    """A convolution by Winograd's algorithm: 3x3 with stride 1, or without padding 2s x 2s with stride s.
 
-    def __init__(
-        self, library: Library, size: tuple[int, int], layer: nn.Conv2d, pad: int, column: int, rectify: bool
-    ) -> None:
-        """`size` is that of an input image. With `rectify`, the input is max(x, 0).
-
-        The filter's C * K columns begin at `column`; `columns`, the number of all, is set by Filters.
-        """
-        self.convolve, self.weights = library.convolve_3x3, library.weights_3x3
-        self.channels, self.out_channels = layer.in_channels, layer.out_channels
-        self.size, self.pad, self.rectify = size, pad, int(rectify)
-        self.out_size = (size[0] + 2 * pad - 2, size[1] + 2 * pad - 2)
-        self.column, self.columns = column, 0
-
-    def forward(self, x: int, filters: Tensor, bias: int, y: int, count: int, add: int = 0) -> None:
-        """y = convolution(x) + bias, + `add` if given."""
-        u = filters.data_ptr() + 4 * self.column
-        self.convolve(
-            *(x, u, bias, 0, add, y, count, *self.size, self.channels, self.out_channels),
-            *(self.pad, self.rectify, self.columns),
-        )
-
-    def input_gradient(
-        self, dy: int, filters: Tensor, dx: int, count: int, mask: int = 0, add: int = 0
-    ) -> None:
-        """dx = the gradient of the input, zero where mask <= 0, + `add`, with the filters of `backward`."""
-        u = filters.data_ptr() + 4 * self.column
-        self.convolve(
-            *(dy, u, 0, mask, add, dx, count, *self.out_size, self.out_channels, self.channels),
-            *(2 - self.pad, 0, self.columns),
-        )
-
-    def weight_gradient(self, x: int, dy: int, sums: int, bias_sums: int, count: int) -> None:
-        """Add the gradients of the transformed filter and of the bias to the sums."""
-        self.weights(
-            *(x, dy, sums + 4 * self.column, bias_sums, count, *self.size, self.channels, self.out_channels),
-            *(self.pad, self.rectify, self.columns),
-        )
-
-
-class Filters:
-    """The transformed filters of a network's 3x3 convolutions, computed again only when weights changed."""
-
-    def __init__(self, layers: Sequence[Winograd]) -> None:
-        self.layers = layers
-        self.columns = sum(layer.channels * layer.out_channels for layer in layers)
-        for layer in layers:
-            layer.columns = self.columns
-        self._weights: Tensor | None = None
-        self._forward = self._backward = torch.empty(0)
-
-    def forward(self, weights: Sequence[Tensor]) -> Tensor:
-        """Return the filters (36, columns) of `weights` (K, C, 3, 3) for forward passes."""
-        self._update(weights)
-        if self._forward.numel() == 0:
-            columns = [weight.permute(2, 3, 1, 0).reshape(9, -1) for weight in weights]
-            self._forward = FILTER_TRANSFORM @ torch.cat(columns, 1)
-        return self._forward
-
-    def backward(self, weights: Sequence[Tensor]) -> Tensor:
-        """Return the filters (36, columns) with which the gradient of an output becomes that of the input."""
-        self._update(weights)
-        if self._backward.numel() == 0:
-            columns = [weight.flip(2, 3).permute(2, 3, 0, 1).reshape(9, -1) for weight in weights]
-            self._backward = FILTER_TRANSFORM @ torch.cat(columns, 1)
-        return self._backward
-
-    def gradients(self, sums: Tensor) -> list[Tensor]:
-        """Return the gradients (K, C, 3, 3) of all weights from the sums (36, columns)."""
-        gradients = FILTER_TRANSFORM.T @ sums
-        return [
-            gradients[:, layer.column : layer.column + layer.channels * layer.out_channels]
-            .view(3, 3, layer.channels, layer.out_channels)
-            .permute(3, 2, 0, 1)
-            for layer in self.layers
-        ]
-
-    def _update(self, weights: Sequence[Tensor]) -> None:
-        """Forget the filters if they are of other weights."""
-        given = torch.cat([weight.detach().permute(0, 2, 3, 1).reshape(-1) for weight in weights])
-        if self._weights is None or not torch.equal(given, self._weights):
-            self._weights, self._forward, self._backward = given, torch.empty(0), torch.empty(0)
-
-
-class DirectConvolution:
-    """A convolution of any size and stride, without padding or, with stride 1, with any.
-
-    The first layer of a network takes observations: float32, or with `is_bytes` uint8, which it divides by
-    255. Others have an input gradient, for kernels that are a multiple of the stride.
+    The second is a 2x2 convolution of blocks of s x s pixels. Its input may be an observation: float32, or
+    with `is_bytes` uint8, which it divides by 255.
     """
 
     def __init__(
@@ -126,38 +48,166 @@ class DirectConvolution:
         library: Library,
         size: tuple[int, int],
         layer: nn.Conv2d,
+        rectify: bool = False,
         is_bytes: bool = False,
     ) -> None:
-        self.convolve, self.weights = library.convolve, library.weights
+        """`size` is that of an input image. With `rectify`, the input is max(x, 0)."""
+        self._convolve, self._gradients = library.winograd, library.winograd_gradients
+        self.channels, self.out_channels = layer.in_channels, layer.out_channels
+        self.size, self.pad, self.block = size, int(layer.padding[0]), layer.stride[0]
+        self.kernel = layer.kernel_size[0] // self.block
+        """Blocks along each side of the filter."""
+        self.columns = self.block**2 * self.channels * self.out_channels
+        """Numbers in each point of the transformed filter."""
+        self.scale = 1 / 255 if is_bytes else 1.0
+        blocks = (side // self.block for side in size)
+        height, width = (side + 2 * self.pad - self.kernel + 1 for side in blocks)
+        self.out_size = (height, width)
+        self.out_floats = height * width * self.out_channels
+        self.geometry = WinogradGeometry(
+            *(*size, self.channels, self.block, self.pad, int(rectify), int(is_bytes), self.out_channels)
+        )
+        self.flipped = WinogradGeometry(
+            *(*self.out_size, self.out_channels, 1, 2 - self.pad, 0, 0, self.channels)
+        )
+        """The convolution that gives the input gradient of a convolution with padding."""
+        self.column = 0
+
+    def place(self, column: int, columns: int) -> None:
+        """Set where this filter begins in the matrix (points, columns) of all filters (Filters)."""
+        self.column = column
+        self.geometry.point_stride = self.flipped.point_stride = columns
+
+    def forward(
+        self, x: int, filters: Tensor, bias: int, y: int, count: int, add: int = 0, rectify: bool = False
+    ) -> None:
+        """y = convolution(x) + bias, + `add` if given; max(y, 0) if `rectify`."""
+        u = filters.data_ptr() + 4 * self.column
+        self._convolve(ctypes.byref(self.geometry), x, u, bias, 0, add, y, count, int(rectify))
+
+    def input_gradient(
+        self, dy: int, filters: Tensor, dx: int, count: int, mask: int = 0, add: int = 0
+    ) -> None:
+        """dx = the gradient of the input, zero where mask <= 0, + `add`, with the filters of `backward`.
+
+        Only for a convolution with padding: the gradient is a convolution of dy with the flipped filter.
+        """
+        u = filters.data_ptr() + 4 * self.column
+        self._convolve(ctypes.byref(self.flipped), dy, u, 0, mask, add, dx, count, 0)
+
+    def weight_gradient(self, x: int, dy: int, sums: Tensor, bias_sums: int, count: int) -> None:
+        """Add the gradients of the transformed filter and of the bias to the sums."""
+        at = sums.data_ptr() + 4 * self.column
+        self._gradients(ctypes.byref(self.geometry), x, dy, at, bias_sums, 0, 0, 0, count)
+
+    def gradients(
+        self,
+        x: int,
+        dy: int,
+        sums: Tensor,
+        bias_sums: int,
+        filters: Tensor,
+        dx: int,
+        count: int,
+        mask: int = 0,
+    ) -> None:
+        """Compute all gradients of a convolution without padding, with the filters of `backward`.
+
+        Adds to the sums; dx = the gradient of the input, zero where mask <= 0.
+        """
+        at, u = sums.data_ptr() + 4 * self.column, filters.data_ptr() + 4 * self.column
+        self._gradients(ctypes.byref(self.geometry), x, dy, at, bias_sums, u, mask, dx, count)
+
+    def forward_filter(self, weight: Tensor) -> Tensor:
+        """Return the filter (kernel * kernel, C' * K) of the weights, with C' channels of a block."""
+        filters = self._blocks(weight).permute(2, 4, 3, 5, 1, 0).reshape(self.kernel**2, -1)
+        return filters * self.scale if self.scale != 1 else filters
+
+    def backward_filter(self, weight: Tensor) -> Tensor:
+        """Return the filter (kernel * kernel, K * C') that maps the gradient of the output to the input's."""
+        weight = weight.flip(2, 3) if self.pad else weight
+        return self._blocks(weight).permute(2, 4, 0, 3, 5, 1).reshape(self.kernel**2, -1)
+
+    def gradient(self, sums: Tensor) -> Tensor:
+        """Return the gradient of the weights from that of the filter (kernel * kernel, C' * K)."""
+        blocks = (self.kernel, self.kernel, self.block, self.block)
+        sums = sums * self.scale if self.scale != 1 else sums
+        ordered = sums.reshape(*blocks, self.channels, self.out_channels).permute(5, 4, 0, 2, 1, 3)
+        return ordered.flatten(4, 5).flatten(2, 3)
+
+    def _blocks(self, weight: Tensor) -> Tensor:
+        """Return the weights as (K, C, block row, row in it, block column, column in it)."""
+        return weight.detach().unflatten(3, (self.kernel, self.block)).unflatten(2, (self.kernel, self.block))
+
+
+class Filters:
+    """The transformed filters of layers with one size of kernel, computed again only when weights changed.
+
+    They are columns of one matrix (points, columns).
+    """
+
+    def __init__(self, layers: Sequence[Winograd]) -> None:
+        self.layers = layers
+        self.transform = FILTER_TRANSFORMS[layers[0].kernel]
+        self.shape = (len(self.transform), sum(layer.columns for layer in layers))
+        column = 0
+        for layer in layers:
+            layer.place(column, self.shape[1])
+            column += layer.columns
+        self._weights: list[Tensor] = []
+        self._forward = self._backward = torch.empty(0)
+
+    def forward(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return the filters for forward passes."""
+        self._update(weights)
+        if self._forward.numel() == 0:
+            pairs = zip(self.layers, weights, strict=True)
+            self._forward = self.transform @ torch.cat(
+                [layer.forward_filter(each) for layer, each in pairs], 1
+            )
+        return self._forward
+
+    def backward(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return the filters with which the gradient of an output becomes that of the input."""
+        self._update(weights)
+        if self._backward.numel() == 0:
+            pairs = zip(self.layers, weights, strict=True)
+            self._backward = self.transform @ torch.cat(
+                [layer.backward_filter(each) for layer, each in pairs], 1
+            )
+        return self._backward
+
+    def gradients(self, sums: Tensor) -> list[Tensor]:
+        """Return the gradients (K, C, height, width) of all weights from the sums (points, columns)."""
+        parts = (self.transform.T @ sums).split([layer.columns for layer in self.layers], 1)
+        return [layer.gradient(part) for layer, part in zip(self.layers, parts, strict=True)]
+
+    def _update(self, weights: Sequence[Tensor]) -> None:
+        """Forget the filters if they are of other weights."""
+        same = [torch.equal(old, new) for old, new in zip(self._weights, weights, strict=False)]
+        if len(same) < len(weights) or not all(same):
+            self._weights = [weight.detach().clone() for weight in weights]
+            self._forward = self._backward = torch.empty(0)
+
+
+class DirectConvolution:
+    """A convolution of any size and stride, without padding or, with stride 1, with any.
+
+    Its input is an observation: float32, or with `is_bytes` uint8, which it divides by 255. It has no input
+    gradient.
+    """
+
+    def __init__(
+        self, library: Library, size: tuple[int, int], layer: nn.Conv2d, is_bytes: bool = False
+    ) -> None:
+        self._convolve, self._weights = library.convolve, library.weights
         self.channels, self.out_channels = layer.in_channels, layer.out_channels
         self.scale = 1 / 255 if is_bytes else 1.0
-        self.kernel, self.stride, pad = layer.kernel_size[0], layer.stride[0], int(layer.padding[0])
-        height, width = ((side + 2 * pad - self.kernel) // self.stride + 1 for side in size)
-        self.size, self.out_size = size, (height, width)
+        self.kernel, stride, pad = layer.kernel_size[0], layer.stride[0], int(layer.padding[0])
+        height, width = ((side + 2 * pad - self.kernel) // stride + 1 for side in size)
+        self.out_size = (height, width)
         self.geometry = Direct(
-            *(*size, self.channels, pad, self.kernel, self.stride),
-            *(height, width, self.out_channels, height, width, 0, 0, 1, int(is_bytes)),
-        )
-        steps = range(0 if is_bytes or pad else self.stride)
-        self.phases = [self._phase(row, column) for row in steps for column in steps]
-
-    def _phase(self, first_row: int, first_column: int) -> tuple[int, int, Direct]:
-        """Return the convolution of dy that gives every stride-th row and column of the input gradient.
-
-        Its kernel has every stride-th weight, and its stride is 1. Begins with the row and column given.
-        """
-        kernel = self.kernel // self.stride
-        down, across = (
-            -(-(side - first) // self.stride)
-            for side, first in zip(self.size, (first_row, first_column), strict=True)
-        )
-        return (
-            first_row,
-            first_column,
-            Direct(
-                *(*self.out_size, self.out_channels, kernel - 1, kernel, 1, down, across, self.channels),
-                *(*self.size, first_row, first_column, self.stride, 0),
-            ),
+            *(*size, self.channels, pad, self.kernel, stride, height, width, self.out_channels, int(is_bytes))
         )
 
     def filter(self, weight: Tensor) -> Tensor:
@@ -165,24 +215,13 @@ class DirectConvolution:
         filters = weight.detach().permute(2, 3, 1, 0).contiguous()
         return filters.mul_(self.scale) if self.scale != 1 else filters
 
-    def forward(self, x: int, filters: Tensor, bias: int, y: int, count: int, rectify: bool) -> None:
-        """y = convolution(x) + bias; max(y, 0) if `rectify`."""
-        self.convolve(ctypes.byref(self.geometry), x, filters.data_ptr(), bias, 0, 0, y, count, int(rectify))
-
-    def gradient_filters(self, weight: Tensor) -> list[Tensor]:
-        """Return the filter (kernel / stride, kernel / stride, K, C) of each phase of the input gradient."""
-        flipped = weight.detach().permute(2, 3, 0, 1)
-        step = self.stride
-        return [flipped[a::step, b::step].flip(0, 1).contiguous() for a, b, _ in self.phases]
-
-    def input_gradient(self, dy: int, filters: Sequence[Tensor], dx: int, count: int, mask: int) -> None:
-        """dx = the gradient of the input, zero where mask <= 0."""
-        for (_, _, geometry), phase in zip(self.phases, filters, strict=True):
-            self.convolve(ctypes.byref(geometry), dy, phase.data_ptr(), 0, mask, 0, dx, count, 0)
+    def forward(self, x: int, filters: Tensor, bias: int, y: int, count: int) -> None:
+        """y = convolution(x) + bias."""
+        self._convolve(ctypes.byref(self.geometry), x, filters.data_ptr(), bias, y, count)
 
     def weight_gradient(self, x: int, dy: int, sums: int, bias_sums: int, count: int) -> None:
         """Add the gradients of the filter and of the bias to the sums."""
-        self.weights(ctypes.byref(self.geometry), x, dy, sums, bias_sums, count)
+        self._weights(ctypes.byref(self.geometry), x, dy, sums, bias_sums, count)
 
     def gradient(self, sums: Tensor) -> Tensor:
         """Return the gradient (K, C, kernel, kernel) of the weights from the sums (kernel, kernel, C, K)."""

@@ -25,16 +25,29 @@ class Direct(ctypes.Structure):
         (name, c_int)
         for name in (
             *("height", "width", "channels", "pad", "kernel", "stride", "down", "across", "out_channels"),
-            *("out_height", "out_width", "first_row", "first_column", "step", "bytes"),
+            "bytes",
+        )
+    ]
+
+
+class WinogradGeometry(ctypes.Structure):
+    """The geometry of a convolution by Winograd's algorithm, as in convolutions.cpp."""
+
+    point_stride: int
+    _fields_ = [
+        (name, c_int)
+        for name in (
+            *("height", "width", "channels", "block", "pad", "rectify", "bytes", "out_channels"),
+            "point_stride",
         )
     ]
 
 
 SIGNATURES: dict[str, list[Any]] = {
     "rlcb_lanes": [],
-    "rlcb_convolve_3x3": [c_void_p] * 6 + [c_int] * 8,
-    "rlcb_weights_3x3": [c_void_p] * 4 + [c_int] * 8,
-    "rlcb_convolve": [POINTER(Direct)] + [c_void_p] * 6 + [c_int] * 2,
+    "rlcb_winograd": [POINTER(WinogradGeometry)] + [c_void_p] * 6 + [c_int] * 2,
+    "rlcb_winograd_gradients": [POINTER(WinogradGeometry)] + [c_void_p] * 7 + [c_int],
+    "rlcb_convolve": [POINTER(Direct)] + [c_void_p] * 4 + [c_int],
     "rlcb_weights": [POINTER(Direct)] + [c_void_p] * 4 + [c_int],
     "rlcb_max_pool": [c_void_p] * 3 + [c_int] * 4,
     "rlcb_max_pool_gradient": [c_void_p] * 3 + [c_int] * 4,
@@ -51,8 +64,8 @@ class Library:
             function.argtypes, function.restype = arguments, c_int if name == "rlcb_lanes" else None
         self.lanes = int(functions.rlcb_lanes())
         """Floats in a vector register: 16 with AVX-512, 8 with AVX2, 4 with SSE and NEON."""
-        self.convolve_3x3 = functions.rlcb_convolve_3x3
-        self.weights_3x3 = functions.rlcb_weights_3x3
+        self.winograd = functions.rlcb_winograd
+        self.winograd_gradients = functions.rlcb_winograd_gradients
         self.convolve = functions.rlcb_convolve
         self.weights = functions.rlcb_weights
         self.max_pool = functions.rlcb_max_pool

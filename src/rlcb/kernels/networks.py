@@ -7,7 +7,8 @@ layer are still in the caches when the next one reads them (kernels/features.py 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,10 @@ CACHED_FLOATS = 2**17
 
 
 class Sums:
-    """One thread's sums of gradients: of all transformed filters, of the first filters, of all biases."""
+    """One thread's sums of gradients: of all transformed filters, of the direct filters, of all biases."""
 
-    def __init__(self, columns: int, direct: Sequence[DirectConvolution], biases: int) -> None:
-        self.filters = torch.zeros(36, columns)
+    def __init__(self, filters: Sequence[Filters], direct: Sequence[DirectConvolution], biases: int) -> None:
+        self.filters = [torch.zeros(group.shape) for group in filters]
         self.direct = [
             torch.zeros(layer.kernel, layer.kernel, layer.channels, layer.out_channels) for layer in direct
         ]
@@ -31,9 +32,9 @@ class Sums:
 
     def add(self, other: Sums) -> None:
         """Add the sums of another thread."""
-        self.filters.add_(other.filters)
         self.biases.add_(other.biases)
-        for sums, more in zip(self.direct, other.direct, strict=True):
+        pairs = zip((*self.filters, *self.direct), (*other.filters, *other.direct), strict=True)
+        for sums, more in pairs:
             sums.add_(more)
 
 
@@ -43,21 +44,29 @@ class Network:
     out_features: int
 
     def __init__(
-        self, modules: list[nn.Conv2d], direct: list[DirectConvolution], winograd: list[Winograd]
+        self, modules: list[nn.Conv2d], direct: list[DirectConvolution], winograd: list[list[Winograd]]
     ) -> None:
-        """`modules` are the layers in order; `direct` computes the first ones and `winograd` the others."""
-        self.modules, self.direct, self.filters = modules, direct, Filters(winograd)
+        """`modules` are the layers in order. `direct` computes the first ones, and `winograd` the others, in
+        groups with one size of kernel."""
+        self.modules, self.direct = modules, direct
+        self.filters = [Filters(layers) for layers in winograd]
         self.buffers = Buffers()
 
     def prepare(self) -> list[Tensor]:
-        """Return the filters for forward passes: of each direct convolution, then of all others together."""
-        weights = [module.weight for module in self.modules]
-        direct = [layer.filter(weight) for layer, weight in zip(self.direct, weights, strict=False)]
-        return [*direct, self.filters.forward(weights[len(direct) :])]
+        """Return the filters for forward passes: of each direct convolution, then of each group."""
+        weights = [module.weight for module in self.modules[: len(self.direct)]]
+        direct = [layer.filter(weight) for layer, weight in zip(self.direct, weights, strict=True)]
+        return [*direct, *(group.forward(weights) for group, weights in self._groups())]
 
     def prepare_backward(self) -> list[Tensor]:
-        """Return the filters for backward passes, beginning with those of the Winograd convolutions."""
-        return [self.filters.backward([module.weight for module in self.modules[len(self.direct) :]])]
+        """Return the filters for backward passes, of each group."""
+        return [group.backward(weights) for group, weights in self._groups()]
+
+    def _groups(self) -> Iterator[tuple[Filters, list[Tensor]]]:
+        """Yield the groups of transformed filters with their layers' weights."""
+        weights = iter(module.weight for module in self.modules[len(self.direct) :])
+        for group in self.filters:
+            yield group, list(islice(weights, len(group.layers)))
 
     def activations(self, images: int) -> list[Tensor]:
         """Return tensors for what the backward pass needs of so many images."""
@@ -86,12 +95,13 @@ class Network:
     def sums(self) -> Sums:
         """Return sums of zero."""
         biases = sum(module.out_channels for module in self.modules)
-        return Sums(self.filters.columns, self.direct, biases)
+        return Sums(self.filters, self.direct, biases)
 
     def gradients(self, sums: Sums) -> list[Tensor]:
         """Return the gradients of weight, bias, weight, bias, ... of all layers in order."""
         direct = [layer.gradient(each) for layer, each in zip(self.direct, sums.direct, strict=True)]
-        weights = [*direct, *self.filters.gradients(sums.filters)]
+        groups = zip(self.filters, sums.filters, strict=True)
+        weights = [*direct, *(each for group, part in groups for each in group.gradients(part))]
         biases = torch.split(sums.biases, [module.out_channels for module in self.modules])
         return [gradient for pair in zip(weights, biases, strict=True) for gradient in pair]
 
@@ -154,12 +164,9 @@ class ImpalaNetwork(Network):
         self.entries: list[Winograd] = []
         """The first convolution of every stage but the first."""
         layers: list[Winograd] = []
-        column = 0
 
         def add(layer: nn.Conv2d, rectify: bool) -> Winograd:
-            nonlocal column
-            layers.append(Winograd(library, size, layer, 1, column, rectify))
-            column += layer.in_channels * layer.out_channels
+            layers.append(Winograd(library, size, layer, rectify))
             return layers[-1]
 
         for number, (entry, *branches) in enumerate(modules):
@@ -170,7 +177,7 @@ class ImpalaNetwork(Network):
             blocks = list(zip(convolutions[::2], convolutions[1::2], strict=True))
             self.stages.append(_Stage(image_bytes, unpooled, entry.out_channels, blocks))
             image_bytes = 4 * self.stages[-1].floats
-        super().__init__([module for stage in modules for module in stage], [self.first], layers)
+        super().__init__([module for stage in modules for module in stage], [self.first], [layers])
         self.out_features = self.stages[-1].floats
 
     def activations(self, images: int) -> list[Tensor]:
@@ -212,7 +219,7 @@ class ImpalaNetwork(Network):
             images, at = min(stage.part, count - start), start * stage.floats
             inputs = x + start * stage.image_bytes
             if number == 0:
-                self.first.forward(inputs, filters[0], bias, y, images, False)
+                self.first.forward(inputs, filters[0], bias, y, images)
             else:
                 self.entries[number - 1].forward(inputs, filters[1], bias, y, images)
             self.library.max_pool(y, pooled + 4 * at, places + at, images, *stage.size, stage.channels)
@@ -229,7 +236,7 @@ class ImpalaNetwork(Network):
     ) -> None:
         tensors = [address(tensor, slot) for tensor in kept]
         bias_sums = _bias_addresses(self.modules, sums.biases)
-        convolution, at = len(self.modules) - 1, sums.filters.data_ptr()
+        convolution, at = len(self.modules) - 1, sums.filters[0]
         last = len(self.stages) - 1
         for number in range(last, -1, -1):
             stage = self.stages[number]
@@ -285,7 +292,7 @@ class ImpalaNetwork(Network):
                 self.first.weight_gradient(inputs, unpooled, sums.direct[0].data_ptr(), bias_sums, images)
             else:
                 entry = self.entries[number - 1]
-                entry.weight_gradient(inputs, unpooled, sums.filters.data_ptr(), bias_sums, images)
+                entry.weight_gradient(inputs, unpooled, sums.filters[0], bias_sums, images)
                 entry.input_gradient(unpooled, filters[0], target + start * stage.image_bytes, images)
         return target
 
@@ -297,28 +304,22 @@ class NatureNetwork(Network):
         self, library: Library, modules: list[nn.Conv2d], shape: tuple[int, int, int], is_bytes: bool
     ) -> None:
         """`modules` are the convolutions; `shape` is (C, H, W) of an observation."""
-        self.first = DirectConvolution(library, (shape[1], shape[2]), modules[0], is_bytes)
-        self.second = DirectConvolution(library, self.first.out_size, modules[1])
-        self.third = Winograd(library, self.second.out_size, modules[2], 0, 0, False)
-        super().__init__(modules, [self.first, self.second], [self.third])
-        self.floats = [
-            layer.out_size[0] * layer.out_size[1] * layer.out_channels for layer in (self.first, self.second)
-        ]
-        self.out_features = self.third.out_size[0] * self.third.out_size[1] * self.third.out_channels
-
-    def prepare_backward(self) -> list[Tensor]:
-        return [*super().prepare_backward(), *self.second.gradient_filters(self.modules[1].weight)]
+        self.first = Winograd(library, (shape[1], shape[2]), modules[0], is_bytes=is_bytes)
+        self.second = Winograd(library, self.first.out_size, modules[1])
+        self.third = Winograd(library, self.second.out_size, modules[2])
+        super().__init__(modules, [], [[self.first, self.second], [self.third]])
+        self.out_features = self.third.out_floats
 
     def activations(self, images: int) -> list[Tensor]:
-        return [torch.empty(images, floats) for floats in self.floats]
+        return [torch.empty(images, layer.out_floats) for layer in (self.first, self.second)]
 
     def forward(
         self, x: int, filters: list[Tensor], kept: list[Tensor], slot: int, out: int, count: int
     ) -> None:
         one, two = (address(tensor, slot) for tensor in kept)
-        self.first.forward(x, filters[0], _bias(self.modules[0]), one, count, True)
-        self.second.forward(one, filters[1], _bias(self.modules[1]), two, count, True)
-        self.third.forward(two, filters[2], _bias(self.modules[2]), out, count)
+        self.first.forward(x, filters[0], _bias(self.modules[0]), one, count, rectify=True)
+        self.second.forward(one, filters[0], _bias(self.modules[1]), two, count, rectify=True)
+        self.third.forward(two, filters[1], _bias(self.modules[2]), out, count)
 
     def backward(
         self,
@@ -331,14 +332,13 @@ class NatureNetwork(Network):
         count: int,
     ) -> None:
         one, two = (address(tensor, slot) for tensor in kept)
-        bias_sums = _bias_addresses(self.modules, sums.biases)
-        self.third.weight_gradient(two, gradient, sums.filters.data_ptr(), bias_sums[2], count)
-        second = self.buffers.get("second", count * self.floats[1])
-        self.third.input_gradient(gradient, filters[0], second, count, mask=two)
-        self.second.weight_gradient(one, second, sums.direct[1].data_ptr(), bias_sums[1], count)
-        first = self.buffers.get("first", count * self.floats[0])
-        self.second.input_gradient(second, filters[1:], first, count, mask=one)
-        self.first.weight_gradient(x, first, sums.direct[0].data_ptr(), bias_sums[0], count)
+        blocks, pixels = sums.filters
+        biases = _bias_addresses(self.modules, sums.biases)
+        second = self.buffers.get("second", count * self.second.out_floats)
+        self.third.gradients(two, gradient, pixels, biases[2], filters[1], second, count, mask=two)
+        first = self.buffers.get("first", count * self.first.out_floats)
+        self.second.gradients(one, second, blocks, biases[1], filters[0], first, count, mask=one)
+        self.first.weight_gradient(x, first, blocks, biases[0], count)
 
 
 def _bias(module: nn.Conv2d) -> int:
