@@ -137,7 +137,8 @@ class Winograd:
 
     def _blocks(self, weight: Tensor) -> Tensor:
         """Return the weights as (K, C, block row, row in it, block column, column in it)."""
-        return weight.detach().unflatten(3, (self.kernel, self.block)).unflatten(2, (self.kernel, self.block))
+        channels = (self.out_channels, self.channels)
+        return weight.detach().view(*channels, self.kernel, self.block, self.kernel, self.block)
 
 
 class Filters:
@@ -179,7 +180,7 @@ class Filters:
 
     def gradients(self, sums: Tensor) -> list[Tensor]:
         """Return the gradients (K, C, height, width) of all weights from the sums (points, columns)."""
-        parts = (self.transform.T @ sums).split([layer.columns for layer in self.layers], 1)
+        parts = torch.split(self.transform.T @ sums, [layer.columns for layer in self.layers], 1)
         return [layer.gradient(part) for layer, part in zip(self.layers, parts, strict=True)]
 
     def _update(self, weights: Sequence[Tensor]) -> None:
