@@ -1,4 +1,4 @@
-// Convolutions and pooling of float32 images on CPUs, forward and backward.
+// Convolutions, pooling and dense layers in float32 on CPUs, forward and backward.
 //
 // Images are in memory order (rows, columns, channels); the channels of every tensor but an observation are a
 // multiple of 16. Vectors are the compiler's own vector types, so that AVX-512, AVX2, SSE and NEON come from the
@@ -18,7 +18,8 @@
 // s x s pixels, which have s^2 times the channels: F(3x3, 2x2) computes it. The channels of a block are in the order
 // (row, column, channel), so that each of its rows is contiguous in the image.
 //
-// Other convolutions are direct: blocks of pixels times output channels stay in registers.
+// Other convolutions are direct: blocks of pixels times output channels stay in registers. Dense layers are products of
+// matrices in the same blocks.
 
 #if !defined(__clang__)
 // GCC would keep inputs that the next step needs again in registers, which the sums need.
@@ -31,6 +32,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 #include <vector>
 
 #if defined(__AVX512F__)
@@ -810,6 +812,80 @@ struct Window {
 
 }  // namespace
 
+// --- Dense layers -------------------------------------------------------------------------------------------
+
+namespace {
+
+thread_local Scratch panel_scratch;
+constexpr int PANEL = WIDE * LANES;  // columns of a matrix that are multiplied at once
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntVector{__VA_ARGS__})
+#endif
+
+// a[0] b[0] a[1] b[1] ..., the lower and the upper half.
+template <int... I>
+INLINE void interleave(Vector a, Vector b, Vector& low, Vector& high, std::integer_sequence<int, I...>) {
+    low = SHUFFLE(a, b, (I % 2 * LANES + I / 2)...);
+    high = SHUFFLE(a, b, (I % 2 * LANES + LANES / 2 + I / 2)...);
+}
+
+// panel (columns, PANEL) = the transposed rows of w, PANEL rows of `columns` floats.
+void transpose_panel(const float* w, int columns, float* panel) {
+    for (int x = 0; x < WIDE; x++) {
+        for (int c = 0; c < columns; c += LANES) {
+            Vector rows[LANES];
+            UNROLL for (int i = 0; i < LANES; i++) rows[i] = load(w + static_cast<size_t>(x * LANES + i) * columns + c);
+            UNROLL for (int stage = 1; stage < LANES; stage *= 2) {
+                Vector next[LANES];
+                UNROLL for (int i = 0; i < LANES / 2; i++)
+                    interleave(rows[i], rows[i + LANES / 2], next[2 * i], next[2 * i + 1], std::make_integer_sequence<int, LANES>());
+                UNROLL for (int i = 0; i < LANES; i++) rows[i] = next[i];
+            }
+            UNROLL for (int i = 0; i < LANES; i++) store(panel + static_cast<size_t>(c + i) * PANEL + x * LANES, rows[i]);
+        }
+    }
+}
+
+// panel (rows, PANEL) = PANEL columns of a matrix with `stride` columns.
+void copy_panel(const float* matrix, int rows, int stride, float* panel) {
+    for (int i = 0; i < rows; i++)
+        UNROLL for (int x = 0; x < WIDE; x++)
+            store(panel + i * PANEL + x * LANES, load(matrix + static_cast<size_t>(i) * stride + x * LANES));
+}
+
+// sum[p][x] += over `depth`: left[p] times a row of the panel.
+INLINE void panel_products(const float* const left[ROWS], const float* panel, int depth, Vector sum[ROWS][WIDE]) {
+    for (int i = 0; i < depth; i++, panel += PANEL) {
+        Vector right[WIDE];
+        UNROLL for (int x = 0; x < WIDE; x++) right[x] = load(panel + x * LANES);
+        UNROLL for (int p = 0; p < ROWS; p++) {
+            const Vector value = broadcast(left[p][i]);
+            UNROLL for (int x = 0; x < WIDE; x++) sum[p][x] += value * right[x];
+        }
+    }
+}
+
+// PANEL columns of out (rows, columns) = left (rows, depth) panel (depth, PANEL), + bias and max(., 0) if there is one.
+void panel_product(const float* left, const float* panel, const float* bias, float* out, int rows, int depth, int columns) {
+    for (int first = 0; first < rows; first += ROWS) {
+        const float* in[ROWS];
+        UNROLL for (int p = 0; p < ROWS; p++) in[p] = left + static_cast<size_t>(std::min(first + p, rows - 1)) * depth;
+        Vector sum[ROWS][WIDE] = {};
+        panel_products(in, panel, depth, sum);
+        Vector copy[ROWS][WIDE];
+        UNROLL for (int p = 0; p < ROWS; p++)
+            UNROLL for (int x = 0; x < WIDE; x++)
+                copy[p][x] = bias == nullptr ? sum[p][x] : rectified(sum[p][x] + load(bias + x * LANES));
+        for (int p = 0; p < ROWS && first + p < rows; p++)
+            UNROLL for (int x = 0; x < WIDE; x++) store(out + static_cast<size_t>(first + p) * columns + x * LANES, copy[p][x]);
+    }
+}
+
+}  // namespace
+
 // --- What Python calls (kernels/library.py) -----------------------------------------------------------------
 
 extern "C" {
@@ -861,6 +937,54 @@ void rlcb_weights(const Direct* geometry, const void* x, const float* dy, float*
         const float* gradient = dy + n * pixels * d.out_channels;
         if (d.out_channels % (WIDE * LANES) == 0) direct_weights_image_of_any_length<WIDE>(frame, size, d, gradient, dw);
         else direct_weights_image_of_any_length<1>(frame, size, d, gradient, dw);
+    }
+}
+
+// y (rows, K) = max(x (rows, C) w (K, C)^T + bias (K,), 0).
+void rlcb_dense(const float* x, const float* w, const float* bias, float* y, int rows, int C, int K) {
+    float* panel = panel_scratch.floats(static_cast<size_t>(C) * PANEL);
+    for (int k = 0; k < K; k += PANEL) {
+        transpose_panel(w + static_cast<size_t>(k) * C, C, panel);
+        panel_product(x, panel, bias + k, y + k, rows, C, K);
+    }
+}
+
+// dx (rows, C) = dz (rows, K) w (K, C), for the gradient dz of what the layer rectifies.
+void rlcb_dense_input_gradient(const float* dz, const float* w, float* dx, int rows, int C, int K) {
+    float* panel = panel_scratch.floats(static_cast<size_t>(K) * PANEL);
+    for (int c = 0; c < C; c += PANEL) {
+        copy_panel(w + c, K, C, panel);
+        panel_product(dz, panel, nullptr, dx + c, rows, K, C);
+    }
+}
+
+// dw (outputs, C) = columns [first, first + outputs) of dz (rows, K), transposed, times x (rows, C).
+void rlcb_dense_weight_gradient(const float* x, const float* dz, float* dw, int rows, int C, int K, int first, int outputs) {
+    constexpr int DEPTH = 128;  // rows that are multiplied at once
+    float* panel = panel_scratch.floats(DEPTH * PANEL);
+    for (int row = 0; row == 0 || row < rows; row += DEPTH) {
+        const int depth = std::min(DEPTH, rows - row);
+        for (int c = 0; c < C; c += PANEL) {
+            copy_panel(x + static_cast<size_t>(row) * C + c, depth, C, panel);
+            for (int k = 0; k < outputs; k += ROWS) {
+                float* out = dw + static_cast<size_t>(k) * C + c;
+                Vector sum[ROWS][WIDE] = {};
+                if (row > 0)
+                    UNROLL for (int p = 0; p < ROWS; p++)
+                        UNROLL for (int x = 0; x < WIDE; x++) sum[p][x] = load(out + static_cast<size_t>(p) * C + x * LANES);
+                const float *left = dz + static_cast<size_t>(row) * K + first + k, *right = panel;
+                for (int i = 0; i < depth; i++, left += K, right += PANEL) {
+                    Vector v[WIDE];
+                    UNROLL for (int x = 0; x < WIDE; x++) v[x] = load(right + x * LANES);
+                    UNROLL for (int p = 0; p < ROWS; p++) {
+                        const Vector value = broadcast(left[p]);
+                        UNROLL for (int x = 0; x < WIDE; x++) sum[p][x] += value * v[x];
+                    }
+                }
+                UNROLL for (int p = 0; p < ROWS; p++)
+                    UNROLL for (int x = 0; x < WIDE; x++) store(out + static_cast<size_t>(p) * C + x * LANES, sum[p][x]);
+            }
+        }
     }
 }
 

@@ -129,11 +129,16 @@ class Winograd:
         return self._blocks(weight).permute(2, 4, 0, 3, 5, 1).reshape(self.kernel**2, -1)
 
     def gradient(self, sums: Tensor) -> Tensor:
-        """Return the gradient of the weights from that of the filter (kernel * kernel, C' * K)."""
-        blocks = (self.kernel, self.kernel, self.block, self.block)
+        """Return the gradient of the weights from that of the filter (kernel * kernel, C' * K).
+
+        It has the memory order of the weights, channels_last.
+        """
         sums = sums * self.scale if self.scale != 1 else sums
-        ordered = sums.reshape(*blocks, self.channels, self.out_channels).permute(5, 4, 0, 2, 1, 3)
-        return ordered.flatten(4, 5).flatten(2, 3)
+        # Two copies: PyTorch transposes matrices much faster than it permutes so many dimensions.
+        transposed = sums.reshape(-1, self.out_channels).t().contiguous()
+        side, row = self.kernel * self.block, self.block * self.channels
+        blocks = transposed.view(self.out_channels, self.kernel, self.kernel, self.block, row).transpose(2, 3)
+        return blocks.reshape(self.out_channels, side, side, self.channels).permute(0, 3, 1, 2)
 
     def _blocks(self, weight: Tensor) -> Tensor:
         """Return the weights as (K, C, block row, row in it, block column, column in it)."""
