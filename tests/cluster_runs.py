@@ -74,12 +74,17 @@ def torchrun(script: str, *arguments: object, ranks: int = 2, restarts: int = 0)
 
 
 def agents(
-    address: str, script: str, *arguments: object, c10d: bool = False, restarts: int = 0
+    address: str,
+    script: str,
+    *arguments: object,
+    c10d: bool = False,
+    restarts: int = 0,
+    sizes: tuple[int, int] = (1, 1),
 ) -> list[list[str]]:
-    """Return the commands of torchrun's agents on two nodes, each of which starts one process. `script` may
+    """Return the commands of torchrun's agents on two nodes, which start `sizes` processes. `script` may
     carry flags itself."""
     port, commands = free_port(), []
-    for node in range(2):
+    for node, size in enumerate(sizes):
         place: tuple[object, ...] = (
             *("--nnodes", 2, "--node-rank", node, "--master-addr", address, "--master-port", port),
         )
@@ -87,7 +92,7 @@ def agents(
             first = str(node == 0).lower()  # else it is told by comparing host names, which are equal here
             place = ("--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address}:{port}")
             place += ("--rdzv-id", port, "--rdzv-conf", f"is_host={first}", "--local-addr", address)
-        launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 1)
+        launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", size)
         words = (*launcher, *place, "--max-restarts", restarts, *script.split(), *arguments)
         commands.append([str(word) for word in words])
     return commands

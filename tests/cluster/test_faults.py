@@ -126,15 +126,15 @@ def test_a_port_that_is_taken_is_refused_by_name(tmp_path: Path) -> None:
 def test_nodes_with_different_settings_are_refused_by_both(tmp_path: Path) -> None:
     address = cluster_runs.own_address()
     with Nodes(address) as nodes:
-        common = (PPO, *TINY, "--output-dir", tmp_path / "run", *nodes.place)
-        for node, workers in enumerate((1, 2)):
-            words = runs.command(*common, "--node-rank", node, "--num-workers", workers)
+        common = (PPO, *TINY, "--output-dir", tmp_path / "run", *nodes.place, "--num-workers", 1)
+        for node, gamma in enumerate((0.5, 0.75)):
+            words = runs.command(*common, "--node-rank", node, "--gamma", gamma)
             nodes.processes.append(cluster_runs.start(words))
         ended = nodes.wait(60)
     for code, _, errors in ended:
         assert code == 2, errors
-        assert "cluster.num_workers = 2 on rank" in errors.splitlines()[-1]
-        assert "1 on rank 0" in errors.splitlines()[-1]
+        assert "training.gamma = 0.75 on rank" in errors.splitlines()[-1]
+        assert "0.5 on rank 0" in errors.splitlines()[-1]
     assert not (tmp_path / "run").exists()
 
 

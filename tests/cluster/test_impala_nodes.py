@@ -392,7 +392,7 @@ def test_the_summary_says_how_many_nodes_and_who_waited() -> None:
 
 def test_processes_are_numbered_over_all_nodes_learners_first() -> None:
     ours = config(2, 2, learners=3)
-    assert (ours.num_ranks, ours.ranks_per_node, ours.learners_per_node, ours.actors_per_node) == (
+    assert (ours.num_ranks, ours.ranks_on(1), ours.learners_per_node, ours.actors_per_node) == (
         10,
         5,
         3,
@@ -451,7 +451,7 @@ def test_a_wrong_setting_is_refused_with_what_would_be_right(
 )
 def test_several_processes_of_a_launcher_on_a_node_are_refused(launcher: str, flag: str) -> None:
     world = World(launcher, 2, 1, 4, 3, "192.0.2.7", 29500)
-    with pytest.raises(UsageError, match=f"{launcher} starts 4 processes on each node.*{flag}"):
+    with pytest.raises(UsageError, match=f"{launcher} starts 8 processes on 2 nodes.*{flag}"):
         as_starter(world)
 
 

@@ -25,6 +25,7 @@ ELASTIC = {
     "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_RESTART_COUNT": "2",
 }
+UNEQUAL = {**ELASTIC, "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"}  # rank 3 of 4, on a node of 3
 STEP = {
     "SLURM_JOB_ID": "77",
     "SLURM_STEP_ID": "0",
@@ -63,6 +64,41 @@ def test_one_slurm_task_for_each_worker_is_a_rank_whatever_the_distribution_of_t
     assert (world.num_workers, world.local_rank, world.rank) == (2, 1, 3)
 
 
+def test_torchruns_agents_may_start_different_numbers_of_processes() -> None:
+    world = find(UNEQUAL)
+    assert (world.sizes, world.rank, world.first_rank, world.local_rank) == ((1, 3), 3, 1, 2)
+    assert world.complete
+    first = find({**UNEQUAL, "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"})
+    assert (first.sizes, first.rank, first.size, first.complete) == ((1, 3), 0, 4, True)
+
+
+def test_of_more_than_two_nodes_torchrun_tells_a_rank_only_its_own_and_the_sum() -> None:
+    world = find({**UNEQUAL, "GROUP_WORLD_SIZE": "3", "WORLD_SIZE": "6"})
+    assert (world.rank, world.size, world.num_workers, world.local_rank) == (3, 6, 3, 2)
+    assert not world.complete
+    assert not find({}, 1, num_nodes=2, num_workers=2, master_addr="192.0.2.7").complete
+    assert not find(STEP).complete  # each task starts as many workers as its node has cores
+    assert find({}).complete
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks", "sizes"), [("1,3", 4, (1, 3)), ("4,2(x2)", 8, (4, 2, 2)), ("2(x2)", 4, (2, 2))]
+)
+def test_slurm_tells_the_tasks_of_every_node(text: str, tasks: int, sizes: tuple[int, ...]) -> None:
+    counts = {"SLURM_STEP_NUM_NODES": len(sizes), "SLURM_STEP_NUM_TASKS": tasks, "SLURM_JOB_NUM_NODES": 2}
+    step = {**STEP, **{key: str(value) for key, value in counts.items()}, "SLURM_LOCALID": "1"}
+    world = find({**step, "SLURM_STEP_TASKS_PER_NODE": text})
+    assert (world.sizes, world.complete, world.num_workers) == (sizes, True, sizes[1])
+    assert (world.rank, world.size) == (sizes[0] + 1, tasks)
+
+
+def test_impala_is_refused_where_one_node_has_several_processes() -> None:
+    alone = {**UNEQUAL, "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+    for environ in (alone, UNEQUAL):
+        with pytest.raises(UsageError, match="starts 4 processes on 2 nodes, but IMPALA takes one on each"):
+            launch.as_starter(find(environ))
+
+
 def test_by_hand_a_node_starts_its_workers() -> None:
     world = find({}, 1, num_nodes=3, num_workers=2, master_addr="192.0.2.7")
     assert (world.rank, world.size, world.local_rank, world.master_port) == (2, 6, None, 29500)
@@ -81,7 +117,13 @@ def test_flags_win_over_slurm_in_a_shell_inside_of_a_job() -> None:
         (STEP, None, {"num_nodes": 3}, ("cluster.num_nodes = 3", "SLURM_STEP_NUM_NODES = 2")),
         (STEP, 0, {}, ("--node-rank = 0", "SLURM_NODEID = 1")),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "3"}, None, {}, ("= 3", "SLURM_STEP_NUM_NODES = 2")),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "4"}, None, {"num_workers": 3}, ("= 3", "2 tasks per node")),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "4"}, None, {"num_workers": 3}, ("= 3", "TASKS_PER_NODE = 2")),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "1,2"}, None, {}, ("'1,2'", "SLURM_STEP_NUM_TASKS = 2")),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "x"}, None, {}, ("'x'", "SLURM_STEP_NUM_NODES = 2")),
+        (UNEQUAL, None, {"node_workers": (2, 2)}, ("node_workers[1] = 2", "LOCAL_WORLD_SIZE = 3")),
+        (UNEQUAL, None, {"node_workers": (1, 3, 1)}, ("node_workers = 3", "GROUP_WORLD_SIZE = 2")),
+        ({**UNEQUAL, "LOCAL_RANK": "3"}, None, {}, ("RANK = 3", "LOCAL_RANK = 3 of LOCAL_WORLD_SIZE = 3")),
+        ({}, 0, {"node_workers": (2,), "num_workers": 1}, ("num_workers = 1", "node_workers[0] = 2")),
         (STEP, None, {"master_addr": "192.0.2.9"}, ("192.0.2.9", "192.0.2.7")),
         ({"SLURM_JOB_NUM_NODES": "2"}, None, {}, ("2 nodes", "srun")),
         (ELASTIC, None, {"num_nodes": 4}, ("cluster.num_nodes = 4", "GROUP_WORLD_SIZE = 2")),

@@ -142,6 +142,22 @@ def test_shards_hold_every_sample_of_a_minibatch_once_on_the_node_that_has_it(
     assert sorted(found) == sorted(minibatch.tolist())
 
 
+def test_nodes_with_more_processes_have_more_columns_and_every_sample_is_in_one_shard() -> None:
+    n_steps, per_process, sizes = 5, 2, (1, 3, 2)
+    columns = per_process * sum(sizes)
+    minibatch = np.random.default_rng(0).permutation(n_steps * columns)[:37]
+    found = []
+    for rank, (node, first) in enumerate([(0, 0), (1, 1), (1, 1), (1, 1), (2, 4), (2, 4)]):
+        communicator = place(rank, 6, 3)
+        communicator.node_sizes, communicator.node_rank = sizes, node
+        assert (communicator.local_size, communicator.local_rank) == (sizes[node], rank - first)
+        ours = per_process * sizes[node]
+        assert communicator.over_all_nodes(n_steps * ours) == n_steps * columns
+        share = communicator.shard(minibatch, ours)
+        found += list(share // ours * columns + first * per_process + share % ours)
+    assert sorted(found) == sorted(minibatch.tolist())
+
+
 def test_on_one_node_rank_r_of_n_gets_every_nth_sample() -> None:
     minibatch = np.arange(10)[::-1]
     assert place(1, 3, 1).shard(minibatch, 4).tolist() == [8, 5, 2]

@@ -58,6 +58,25 @@ def test_workers_and_ranks_compute_what_one_process_computes(algorithm: str, tmp
         assert_equal_runs(folder, alone)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+def test_ranks_compute_equal_numbers_however_nodes_share_them(algorithm: str, tmp_path: Path) -> None:
+    alone = train(algorithm, "sequential", tmp_path / "alone")
+    script, address = f"train.py --algorithm {algorithm} --mode distributed", cluster_runs.own_address()
+    for sizes in ((1, 3), (2, 2), (4,)):
+        folder = tmp_path / f"{sizes}"
+        flags = (*FLAGS[algorithm], "--output-dir", folder)
+        with cluster_runs.Nodes(address) as nodes:
+            if len(sizes) == 2:
+                nodes.start_agents(cluster_runs.agents(address, script, *flags, sizes=sizes))
+            else:
+                nodes.start_agents([torchrun(script, *flags, ranks=4)])
+            for code, _, errors in nodes.wait(200):
+                assert code == 0, errors
+        assert_equal_runs(folder, alone)
+        cluster = runs.record(folder)["config"]["cluster"]
+        assert (cluster["num_nodes"], cluster["node_workers"]) == (len(sizes), [1, 3] if 3 in sizes else None)
+
+
 def test_actors_without_policy_lag_compute_what_one_process_computes(tmp_path: Path) -> None:
     alone = train("impala", "sequential", tmp_path / "alone")
     for actors in (2, 4):

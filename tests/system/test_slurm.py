@@ -71,6 +71,21 @@ def test_a_task_for_each_worker_is_a_rank_of_its_own(slurm: Slurm, tmp_path: Pat
     cluster_runs.assert_nothing_left(folder)
 
 
+def test_nodes_may_have_different_numbers_of_tasks(slurm: Slurm, tmp_path: Path) -> None:
+    folder, updates = tmp_path / "run", 20
+    flags = (*TINY, "--num-envs", 6, "--batch-size", 24, "--total-timesteps", 48 * updates)
+    options = ("--ntasks-per-node=2", "--ntasks=3", "--distribution=block")  # at most two on each node
+    job = submit(slurm, folder, *flags, options=options)
+    slurm.wait_for_state(job, ("COMPLETED", 0), timeout=90)
+    record = runs.record(folder)
+    assert (record["status"], record["total_timesteps"]) == ("completed", 48 * updates)
+    assert record["config"]["cluster"]["node_workers"] == [2, 1], log(slurm, job)
+    assert [worker["name"] for worker in record["workers"]] == [
+        *("rank 0 on rlcb-n1", "rank 1 on rlcb-n1", "rank 2 on rlcb-n2"),
+    ]
+    cluster_runs.assert_nothing_left(folder)
+
+
 def test_tasks_that_contradict_the_flags_are_refused_and_not_queued_again(
     slurm: Slurm, tmp_path: Path
 ) -> None:

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = cluster_settings({"cluster": fields})
     world = discover(config, arguments.node_rank, os.environ)
     if world.local_rank is None:
-        world = replace(world, num_workers=1, local_rank=0)
+        world = replace(world, num_workers=1, local_rank=0, node_sizes=(), complete=True)
     from rlcb.cluster.check import check_cluster  # loads torch
 
     check_cluster(world, config, arguments.megabytes)

@@ -117,12 +117,16 @@ def _live_status(updates: int, elapsed: float, silence: float) -> str:
 
 
 def describe_processes(config: Config) -> str:
-    """Return the number of processes and, with several, of nodes: `2 nodes x 4 workers`."""
+    """Return the number of processes and, with several, of nodes: `2 nodes x 4 workers`, or
+    `2 nodes: 1 + 3 workers`."""
     kind = "actor" if config.has_actors else "worker"
     if config.mode == "sequential":
         return "1"
-    each = counted(config.num_processes // config.num_nodes, kind)
-    return each if config.num_nodes == 1 else f"{counted(config.num_nodes, 'node')} x {each}"
+    sizes = config.node_sizes
+    if len({*sizes}) > 1:
+        return f"{counted(len(sizes), 'node')}: {' + '.join(map(str, sizes))} {kind}s"
+    each = counted(sizes[0], kind)
+    return each if len(sizes) == 1 else f"{counted(len(sizes), 'node')} x {each}"
 
 
 def last_warning(log: Path) -> str | None:

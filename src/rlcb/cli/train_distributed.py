@@ -19,6 +19,7 @@ from rlcb.cli.flags import Flag
 from rlcb.cluster.actor_split import is_open, settle_split
 from rlcb.cluster.launch import as_starter, discover
 from rlcb.cluster.network import require_place
+from rlcb.cluster.node_sizes import complete_world
 from rlcb.config.config import Config
 from rlcb.config.settings import ClusterConfig
 from rlcb.config.sourced import SourcedSettings, source_in
@@ -28,6 +29,7 @@ from rlcb.errors import Interrupted, UsageError
 from rlcb.kernels.build import build_ahead
 from rlcb.parallel.calibration import with_split_of
 from rlcb.parallel.world import World, host_name
+from rlcb.processes.signals import StopSignal
 from rlcb.processes.socket_folder import remove_socket_folder
 from rlcb.text import counted
 from rlcb.training.run_folder import CONFIG_FILE, RunFolder, config_of_run, require_same_run
@@ -35,6 +37,7 @@ from rlcb.training.run_spec import RunSpec
 from rlcb.training.tracking import require_tracker
 
 MODE = "distributed"
+SIZE_KEYS = ("num_nodes", "num_workers", "node_workers")  # of the section cluster
 PLACE_FLAGS = (
     Flag("--num-nodes", "cluster.num_nodes", count, "number of machines"),
     Flag("--master-addr", "cluster.master_addr", str, "host name or address of node 0"),
@@ -88,12 +91,12 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     Raises UsageError and RunError.
     """
     data = settings(arguments, algorithm)
-    world = discover(cluster_settings(data), arguments.node_rank, os.environ)
-    if algorithm == "impala":
-        world = as_starter(world)
+    try:
+        world = find_place(data, arguments)
+    except Interrupted as interruption:
+        return interruption.exit_code
     apply_world(data, arguments, world)
     given = build_config(data)
-    require_place(world, given.cluster.network_interface)
     folder, resume = open_folder(arguments, given, world)
     try:
         config = with_previous_split(given, arguments, world)
@@ -127,6 +130,21 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     return train_on_node(spec, node_worker_module(config), world, calibration)
 
 
+def find_place(data: SourcedSettings, arguments: argparse.Namespace) -> World:
+    """Return this process's place in the run, after the nodes have told each other what their launcher did
+    not. Raises UsageError, RunError, Interrupted."""
+    cluster = cluster_settings(data)
+    world = discover(cluster, arguments.node_rank, os.environ)
+    if data["algorithm"] == "impala":
+        world = as_starter(world)
+    require_place(world, cluster.network_interface)
+    if world.complete:
+        return world
+    require_valid(data, arguments)
+    with StopSignal(repeats=True) as stop:
+        return complete_world(world, cluster.timeout_seconds, stop.check)
+
+
 def node_worker_module(config: Config) -> str:
     """The module whose `work` the workers of a node call. Only they import it: it loads torch."""
     return "rlcb.cluster.impala_workers" if config.has_actors else "rlcb.cluster.rank"
@@ -151,8 +169,8 @@ def describe_node(config: Config, world: World) -> str:
     """Return one line that says which ranks and actors this node starts and where rank 0 is."""
     actors = f" and {counted(config.actors_per_node, 'actor')}" if config.has_actors else ""
     return (
-        f"Node {world.node_rank} ({host_name()}) starts ranks {world.rank} to "
-        f"{world.rank + world.num_workers - 1} of {world.size}{actors}; rank 0 is at "
+        f"Node {world.node_rank} ({host_name()}) starts ranks {world.first_rank} to "
+        f"{world.first_rank + world.num_workers - 1} of {world.size}{actors}; rank 0 is at "
         f"{world.master_addr}:{world.master_port}"
     )
 
@@ -187,6 +205,7 @@ def settings(arguments: argparse.Namespace, algorithm: str) -> SourcedSettings:
             set_value(data, flag.key, given[flag.key], flag.name)
     if arguments.num_workers is not None and algorithm != "impala":  # `apply_world` refuses it for IMPALA
         set_value(data, "cluster.num_workers", arguments.num_workers, "--num-workers")
+        set_value(data, "cluster.node_workers", None, "--num-workers")
     if not from_run:  # a resumed run keeps its budget
         flags.apply_budget(data, arguments)
     return data
@@ -210,6 +229,13 @@ def cluster_settings(data: Mapping[str, Any]) -> ClusterConfig:
         raise UsageError(f"cluster: {problem}") from None
 
 
+def require_valid(data: SourcedSettings, arguments: argparse.Namespace) -> None:
+    """Raise UsageError for settings that are wrong with any number of workers, before the nodes meet."""
+    if arguments.num_envs_per_worker is None:  # which sets the number of environments
+        alone = {**data, "cluster": {**(data.get("cluster") or {}), **dict.fromkeys(SIZE_KEYS)}}
+        build_config(SourcedSettings(alone, data.sources))
+
+
 def apply_world(data: SourcedSettings, arguments: argparse.Namespace, world: World) -> None:
     """Write the numbers of nodes, workers or actors, and environments into the settings.
 
@@ -220,8 +246,12 @@ def apply_world(data: SourcedSettings, arguments: argparse.Namespace, world: Wor
     if data["algorithm"] == "impala":
         flags.apply_actors(data, arguments, world.num_nodes)
         return
-    known = data.source("cluster.num_workers") or "this start"
-    set_value(data, "cluster.num_workers", world.num_workers, known)
+    equal = len({*world.sizes}) == 1
+    for key, value in (
+        ("cluster.num_workers", world.num_workers if equal else None),
+        ("cluster.node_workers", None if equal else list(world.sizes)),
+    ):
+        set_value(data, key, value, data.source(key) or "this start")
     if arguments.num_actors is not None:
         raise UsageError(f"--num-actors {arguments.num_actors}: only IMPALA has actors; use --num-workers")
     per_process, total = arguments.num_envs_per_worker, vars(arguments)["env.num_envs"]

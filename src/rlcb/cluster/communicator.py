@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
 import statistics
@@ -51,7 +52,7 @@ class ClusterCommunicator(GlooCommunicator):
     def __init__(self, store: Any, world: World, config: ClusterConfig, watch: Watchdog) -> None:
         """Connect to all other ranks, which `store` tells the addresses of each other."""
         self.rank, self.world_size = world.rank, world.size
-        self.node_rank, self.num_nodes = world.node_rank, world.num_nodes
+        self.node_rank, self.num_nodes, self.node_sizes = world.node_rank, world.num_nodes, world.sizes
         self.names = watch.names
         self.config = config
         self.watch = watch
@@ -207,7 +208,7 @@ class ClusterCommunicator(GlooCommunicator):
         """Sum as `cluster.reduction` says from now on. `auto` measures both ways, with a vector like `sums`
         and with a few numbers."""
         wanted = self.config.reduction
-        if wanted == "ring" or (wanted == "auto" and 1 in (self.local_size, self.num_nodes)):
+        if wanted == "ring" or (wanted == "auto" and 1 in (max(self.node_sizes), self.num_nodes)):
             return
         hierarchy = self._connect_hierarchy()
         ways: dict[str, Summation] = {"ring": Ring(), "hierarchical": hierarchy}
@@ -220,8 +221,8 @@ class ClusterCommunicator(GlooCommunicator):
         self.summations = {size: ways[name] for size, name in used.items()}
 
     def _connect_hierarchy(self) -> Hierarchy:
-        starts = range(0, self.world_size, self.local_size)
-        nodes = [range(first, first + self.local_size) for first in starts]
+        ends = list(itertools.accumulate(self.node_sizes))
+        nodes = [range(end - size, end) for size, end in zip(self.node_sizes, ends, strict=True)]
         timeout = timedelta(seconds=10 * max(60.0, self.config.timeout_seconds))
         hierarchy = self.wait_for_peers(partial(Hierarchy, self.rank, nodes, timeout))
         calm_network_thread()

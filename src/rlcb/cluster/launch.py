@@ -1,11 +1,13 @@
 """Find a process's place in a distributed run: its node, its rank, and the address of node 0.
 
 The place comes from torchrun (RANK, WORLD_SIZE, ...), from SLURM within an `srun` step, or from flags on each
-node. Values that are given twice must agree. Nothing here loads torch.
+node. Values that are given twice must agree. What a launcher does not tell, the nodes tell each other
+afterwards (node_sizes.py). Nothing here loads torch.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -16,6 +18,7 @@ from rlcb.config.settings import ClusterConfig
 from rlcb.cpu import usable_cores
 from rlcb.errors import UsageError
 from rlcb.parallel.world import World, host_name
+from rlcb.text import counted
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
@@ -43,14 +46,14 @@ def as_starter(world: World) -> World:
 
     Raises UsageError if the launcher has started several processes on each node.
     """
-    if world.local_rank is not None and world.num_workers > 1:
+    if world.local_rank is not None and world.size > world.num_nodes:
         flag = "--nproc-per-node 1" if world.launcher == "torchrun" else "--ntasks-per-node 1"
         raise UsageError(
-            f"{world.launcher} starts {world.num_workers} processes on each node, but IMPALA takes one, "
-            f"which starts the node's actors and learners: use {flag}, and impala.num_learners for more "
-            "learners"
+            f"{world.launcher} starts {world.size} processes on {counted(world.num_nodes, 'node')}, but "
+            f"IMPALA takes one on each, which starts the node's actors and learners: use {flag}, and "
+            "impala.num_learners for more learners"
         )
-    return replace(world, num_workers=1, local_rank=None)
+    return replace(world, num_workers=1, local_rank=None, node_sizes=(), complete=True)
 
 
 def settle(*sources: Source, default: Any = None) -> Any:
@@ -90,29 +93,48 @@ def _port(cluster: ClusterConfig, environ: Mapping[str, str]) -> tuple[Source, S
     return ("cluster.master_port", cluster.master_port), ("MASTER_PORT", number(environ, "MASTER_PORT"))
 
 
+def _nodes(cluster: ClusterConfig) -> tuple[Source, Source]:
+    sizes = cluster.node_workers
+    return (
+        ("cluster.num_nodes", cluster.num_nodes),
+        ("the length of cluster.node_workers", None if sizes is None else len(sizes)),
+    )
+
+
+def _workers(cluster: ClusterConfig, node: int) -> tuple[Source, Source]:
+    """Return what the settings say about the number of workers of a node."""
+    sizes = cluster.node_workers
+    known = sizes is not None and node < len(sizes)
+    return (
+        ("cluster.num_workers", cluster.num_workers),
+        (f"cluster.node_workers[{node}]", sizes[node] if sizes is not None and known else None),
+    )
+
+
 def _from_torchrun(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> World:
     """Return the place of a process that torchrun started: it is one rank."""
     size = _required(environ, "WORLD_SIZE", "RANK")
     rank, local_rank = _required(environ, "RANK", "WORLD_SIZE"), _required(environ, "LOCAL_RANK", "RANK")
-    workers = settle(
-        ("cluster.num_workers", cluster.num_workers),
-        ("LOCAL_WORLD_SIZE", _required(environ, "LOCAL_WORLD_SIZE", "RANK")),
-    )
-    if size % workers:
-        raise UsageError(
-            f"WORLD_SIZE = {size} is no multiple of LOCAL_WORLD_SIZE = {workers}: "
-            "every node must have as many processes (--nproc-per-node)"
-        )
+    workers = _required(environ, "LOCAL_WORLD_SIZE", "RANK")
     nodes = settle(
-        ("cluster.num_nodes", cluster.num_nodes),
+        *_nodes(cluster),
         ("GROUP_WORLD_SIZE", number(environ, "GROUP_WORLD_SIZE")),
-        ("WORLD_SIZE / LOCAL_WORLD_SIZE", size // workers),
+        default=max(1, size // workers),
     )
     node = settle(
-        ("--node-rank", node_rank), ("GROUP_RANK", number(environ, "GROUP_RANK")), ("RANK", rank // workers)
+        ("--node-rank", node_rank), ("GROUP_RANK", number(environ, "GROUP_RANK")), default=rank // workers
     )
-    if node * workers + local_rank != rank:
-        raise UsageError(f"RANK = {rank} contradicts node {node} x {workers} + LOCAL_RANK = {local_rank}")
+    settle(*_workers(cluster, node), ("LOCAL_WORLD_SIZE", workers))
+    before, after = rank - local_rank, size - (rank - local_rank) - workers
+    if not (_fits(before, node) and _fits(after, nodes - node - 1)):
+        raise UsageError(
+            f"RANK = {rank} of WORLD_SIZE = {size} contradicts LOCAL_RANK = {local_rank} of "
+            f"LOCAL_WORLD_SIZE = {workers} on node {node} of {nodes}"
+        )
+    # Of more than two nodes, only the sum of the other nodes' processes is known.
+    sizes = [0] * nodes
+    sizes[0], sizes[-1] = before, after
+    sizes[node] = workers
     return World(
         "torchrun",
         nodes,
@@ -123,7 +145,14 @@ def _from_torchrun(cluster: ClusterConfig, node_rank: int | None, environ: Mappi
         settle(*_port(cluster, environ), default=DEFAULT_PORT),
         hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         restarts=number(environ, "TORCHELASTIC_RESTART_COUNT") or 0,
+        node_sizes=tuple(sizes),
+        complete=nodes <= 2,
     )
+
+
+def _fits(ranks: int, nodes: int) -> bool:
+    """Return whether so many ranks can be those of so many nodes, each of which has at least one."""
+    return ranks >= nodes if nodes else ranks == 0
 
 
 def _by_hand(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> bool:
@@ -134,35 +163,52 @@ def _by_hand(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str
 
 def _from_slurm(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> World:
     """Return the place of an srun task: one per node, which starts the node's workers, or one per worker."""
-    tasks = _required(environ, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
     nodes = settle(
-        ("cluster.num_nodes", cluster.num_nodes),
+        *_nodes(cluster),
         ("SLURM_STEP_NUM_NODES", _required(environ, "SLURM_STEP_NUM_NODES", "SLURM_PROCID")),
     )
-    if tasks % nodes:
-        raise UsageError(
-            f"SLURM_STEP_NUM_TASKS = {tasks} is no multiple of SLURM_STEP_NUM_NODES = {nodes}: "
-            "use srun --ntasks-per-node"
-        )
-    per_node = tasks // nodes
-    if cluster.num_workers not in (None, per_node) and per_node != 1:
-        raise UsageError(
-            f"cluster.num_workers = {cluster.num_workers} contradicts SLURM's {per_node} tasks per node; "
-            "start one task per node, or as many as there are workers"
-        )
+    node = settle(
+        ("--node-rank", node_rank), ("SLURM_NODEID", _required(environ, "SLURM_NODEID", "SLURM_PROCID"))
+    )
+    sizes, starts = _tasks_per_node(nodes, environ), False
+    if max(sizes) == 1:
+        starts, workers = True, settle(*_workers(cluster, node), default=usable_cores())
+    else:
+        workers = settle(*_workers(cluster, node), ("SLURM_STEP_TASKS_PER_NODE", sizes[node]))
     job = _required(environ, "SLURM_JOB_ID", "SLURM_PROCID")
     return World(
         "slurm",
         nodes,
-        settle(
-            ("--node-rank", node_rank), ("SLURM_NODEID", _required(environ, "SLURM_NODEID", "SLURM_PROCID"))
-        ),
-        cluster.num_workers or (per_node if per_node > 1 else usable_cores()),
-        number(environ, "SLURM_LOCALID") if per_node > 1 else None,
+        node,
+        workers,
+        None if starts else _required(environ, "SLURM_LOCALID", "SLURM_PROCID"),
         settle(*_master(cluster, environ)) or _first_host(nodes, environ),
         settle(*_port(cluster, environ), default=SLURM_PORTS[job % len(SLURM_PORTS)]),
         restarts=number(environ, "SLURM_RESTART_COUNT") or 0,
+        node_sizes=() if starts else sizes,
+        complete=nodes == 1 or not starts,
     )
+
+
+def _tasks_per_node(nodes: int, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the number of tasks of each node of this srun step. Raises UsageError."""
+    tasks = _required(environ, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+    text = environ.get("SLURM_STEP_TASKS_PER_NODE")
+    if text is None:
+        if tasks % nodes:
+            raise UsageError(
+                f"SLURM_STEP_NUM_TASKS = {tasks} is no multiple of SLURM_STEP_NUM_NODES = {nodes}, and "
+                "SLURM_STEP_TASKS_PER_NODE is not set: use srun --ntasks-per-node"
+            )
+        return (tasks // nodes,) * nodes
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    sizes = [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
+    if None in parts or len(sizes) != nodes or sum(sizes) != tasks:
+        raise UsageError(
+            f"SLURM_STEP_TASKS_PER_NODE = {text!r} contradicts SLURM_STEP_NUM_TASKS = {tasks} on "
+            f"SLURM_STEP_NUM_NODES = {nodes}"
+        )
+    return tuple(sizes)
 
 
 def _first_host(nodes: int, environ: Mapping[str, str]) -> str:
@@ -180,12 +226,12 @@ def _first_host(nodes: int, environ: Mapping[str, str]) -> str:
 def _from_flags(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[str, str]) -> World:
     """Return the place of a process that was started by hand, one per node."""
     allocated = number(environ, "SLURM_JOB_NUM_NODES") or 1
-    if cluster.num_nodes is None and allocated > 1:
+    if settle(*_nodes(cluster)) is None and allocated > 1:
         raise UsageError(
             f"this is one process outside srun in a SLURM job of {allocated} nodes: start it with srun, "
             "or give --num-nodes, --node-rank and --master-addr"
         )
-    nodes = cluster.num_nodes or 1
+    nodes = settle(*_nodes(cluster), default=1)
     if nodes > 1 and node_rank is None:
         raise UsageError(f"cluster.num_nodes = {nodes} needs --node-rank, from 0 to {nodes - 1}")
     if node_rank is not None and not 0 <= node_rank < nodes:
@@ -195,10 +241,15 @@ def _from_flags(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[
     master = settle(*_master(cluster, environ))
     if nodes > 1 and master is None:
         raise UsageError(f"cluster.num_nodes = {nodes} needs --master-addr, the address of node 0")
-    workers = cluster.num_workers or usable_cores()
+    node = node_rank or 0
+    workers = settle(*_workers(cluster, node), default=usable_cores())
     port = settle(*_port(cluster, environ), default=DEFAULT_PORT if nodes > 1 else None)
     restarts = number(environ, "SLURM_RESTART_COUNT") or 0
-    return World("hand", nodes, node_rank or 0, workers, None, master or LOOPBACK, port, restarts=restarts)
+    return World(
+        *("hand", nodes, node, workers, None, master or LOOPBACK, port),
+        restarts=restarts,
+        complete=nodes == 1,
+    )
 
 
 def resolve(host: str) -> str:

@@ -7,6 +7,7 @@ the prefix of the run, all others under the prefix of its current start:
     key                   written by               read by     value
     launches/PURPOSE/...  all members              all members keys of `agree_on_start_name`, below
     settings              rank 0                   all ranks   its settings and versions, JSON
+    workers/NODE          ranks of a node         all ranks   number of ranks of the node (node_sizes.py)
     claimed/RANK          rank RANK                itself      how many processes claim to be this rank
     name/RANK             rank RANK                all ranks   "host (process N)"
     ready/RANK            rank RANK                all ranks   set once its settings agree with rank 0's

@@ -48,6 +48,7 @@ PHRASES = {
     "impala.num_actors": "{} actors",
     "impala.num_learners": "{} learners",
     "cluster.num_workers": "{} workers a node",
+    "cluster.node_workers": "{} workers by node",
     "training.duration_hours": "{} h",
     "training.total_timesteps": "{} timesteps",
     "training.learning_rate": "rate {}",

@@ -6,6 +6,7 @@ config/settings.py describes each setting; config/yaml_file.py reads and writes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,17 +72,25 @@ class Config(Section):
     @property
     def num_processes(self) -> int:
         """Number of processes on all nodes that step environments: workers, or IMPALA's actors."""
+        return sum(self.node_sizes)
+
+    @property
+    def node_sizes(self) -> tuple[int, ...]:
+        """Number of processes of each node that step environments: workers, or IMPALA's actors."""
+        if self.cluster.node_workers is not None:
+            return self.cluster.node_workers
         workers = self.cluster.num_workers if self.mode == "distributed" else self.parallel.num_workers
-        return self.num_nodes * ((self.impala.num_actors if self.has_actors else workers) or 1)
+        return ((self.impala.num_actors if self.has_actors else workers) or 1,) * self.num_nodes
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes; 1 except in the distributed mode."""
-        return self.cluster.num_nodes or 1
+        return self.cluster.num_nodes or len(self.cluster.node_workers or (1,))
 
     @property
     def envs_per_node(self) -> int:
-        return self.env.num_envs // self.num_nodes
+        """Number of environments of each node; of the largest node if they have different numbers."""
+        return max(self.node_sizes) * self.envs_per_process
 
     @property
     def num_learners(self) -> int:
@@ -93,30 +102,33 @@ class Config(Section):
         """Number of workers, or of learners and actors, on all nodes. The supervisors are not counted."""
         return self.num_learners + (self.num_processes if self.has_actors else 0)
 
-    @property
-    def ranks_per_node(self) -> int:
-        return self.num_ranks // self.num_nodes
+    def ranks_on(self, node_rank: int) -> int:
+        """Return the number of workers, or of learners and actors, of one node."""
+        return self.node_sizes[node_rank] + (self.learners_per_node if self.has_actors else 0)
 
     @property
     def learners_per_node(self) -> int:
-        return self.num_learners // self.num_nodes
+        """Number of processes of each node that learn; of the largest node if they have different numbers."""
+        return (self.impala.num_learners or 1) if self.has_actors else max(self.node_sizes)
 
     @property
     def actors_per_node(self) -> int:
-        return self.num_processes // self.num_nodes
+        return max(self.node_sizes)
 
-    @property
-    def num_busy_processes(self) -> int:
-        """Number of processes per node that need a core at the same time. Actors and learners wait for each
+    def busy_on(self, node_rank: int) -> int:
+        """Return how many processes of a node need a core at the same time. Actors and learners wait for each
         other, so only the larger group counts."""
-        return max(self.num_learners, self.num_processes) // self.num_nodes
+        return max(self.learners_per_node if self.has_actors else 0, self.node_sizes[node_rank])
 
     def rank_of(self, node_rank: int, local_rank: int) -> int:
         """Return the rank of a node's process in the whole run; the ranks of learners come before actors."""
+        processes_before = sum(self.node_sizes[:node_rank])
+        if not self.has_actors:
+            return processes_before + local_rank
         learners = self.learners_per_node
         if local_rank < learners:
             return node_rank * learners + local_rank
-        return self.num_learners + node_rank * self.actors_per_node + local_rank - learners
+        return self.num_learners + processes_before + local_rank - learners
 
     def process_name(self, rank: int) -> str:
         """Return the name of the process with this rank of the whole run, such as `worker 3`."""
@@ -168,7 +180,9 @@ class Config(Section):
     def _check_processes(self) -> None:
         processes, num_envs = self.num_processes, self.env.num_envs
         key = "impala.num_actors" if self.has_actors else "parallel.num_workers"
-        if self.mode == "distributed":
+        if self.cluster.node_workers is not None:
+            key = f"the sum of cluster.node_workers ({list(self.node_sizes)})"
+        elif self.mode == "distributed":
             key = f"cluster.num_nodes x {key if self.has_actors else 'cluster.num_workers'}"
         if self.mode == "sequential" and processes != 1:
             raise ValueError(f"{key} = {processes}: a sequential run has one process")
@@ -189,12 +203,25 @@ class Config(Section):
                 f"parallel.timeout_seconds = {self.parallel.timeout_seconds:g}: the distributed mode has "
                 "cluster.timeout_seconds instead"
             )
-        elif self.cluster.average_every is not None:
-            self._check_average()
         elif self.traits.is_asynchronous:
             raise ValueError("A3C shares its parameters in the memory of one machine: use mode parallel")
+        else:
+            self._check_node_workers()
+            self._check_average()
+
+    def _check_node_workers(self) -> None:
+        cluster, sizes = self.cluster, self.cluster.node_workers
+        if sizes is None:
+            return
+        key = f"cluster.node_workers = {list(sizes)}"
+        if cluster.num_workers is not None:
+            raise ValueError(f"{key} and cluster.num_workers = {cluster.num_workers}: set one of them")
+        if len(sizes) != self.num_nodes:
+            raise ValueError(f"{key}: must have a number for each of cluster.num_nodes = {self.num_nodes}")
 
     def _check_average(self) -> None:
+        if self.cluster.average_every is None:
+            return
         key, cluster = f"cluster.average_every = {self.cluster.average_every}", self.cluster
         if self.has_actors:
             raise ValueError(f"{key}: only PPO and A2C have this setting, not {self.traits.label}")
@@ -204,10 +231,15 @@ class Config(Section):
         ):
             if value != default:
                 raise ValueError(f"{key} and cluster.{other} = {value}: no gradient is sent between nodes")
-        if (self.training.batch_size or 0) % self.num_nodes:
+        size, sizes = self.training.batch_size or 0, self.node_sizes
+        if any(size * workers % sum(sizes) for workers in sizes):
+            factor = f"cluster.num_nodes = {self.num_nodes}"
+            if self.cluster.node_workers is not None:
+                least = sum(sizes) // math.gcd(*sizes)
+                factor = f"{least}, the parts of cluster.node_workers = {list(sizes)}"
             raise ValueError(
-                f"training.batch_size = {self.training.batch_size} must be a multiple of cluster.num_nodes = "
-                f"{self.num_nodes}: with cluster.average_every each node takes an equal part of a minibatch"
+                f"training.batch_size = {size} must be a multiple of {factor}: with cluster.average_every "
+                "each node takes a part of a minibatch in proportion to its workers"
             )
 
     def _check_algorithm(self) -> None:
@@ -261,14 +293,15 @@ class Config(Section):
                 if value != default and not one:
                     raise ValueError(f"impala.{key} = {value}: a sequential run has no actors")
             return
-        for section, workers in (
-            ("parallel", self.parallel.num_workers),
-            ("cluster", self.cluster.num_workers),
+        for key, workers in (
+            ("parallel.num_workers", self.parallel.num_workers),
+            ("cluster.num_workers", self.cluster.num_workers),
+            ("cluster.node_workers", self.cluster.node_workers),
         ):
             if workers is not None:
                 raise ValueError(
-                    f"{section}.num_workers = {workers}: IMPALA has impala.num_actors and "
-                    "impala.num_learners instead"
+                    f"{key} = {workers}: IMPALA has impala.num_actors and impala.num_learners, equal on all "
+                    "nodes, instead"
                 )
         size, unrolls = self.training.batch_size, self.timesteps_per_unroll * self.num_nodes
         if size is not None and self.impala.num_actors is not None and size % unrolls:
@@ -333,13 +366,13 @@ def flat_settings(config: Config) -> dict[str, Any]:
 PASSES_SHARE = 0.25  # of the memory: the largest default size of the activation cache
 
 
-def with_shard_of_minibatch(config: Config) -> Config:
-    """Return the configuration with which a node learns: if nodes learn by themselves, with its part of a
-    minibatch."""
+def with_shard_of_minibatch(config: Config, workers: int) -> Config:
+    """Return the configuration with which a node of so many workers learns: if nodes learn by themselves,
+    with its part of a minibatch."""
     batch_size = config.training.batch_size
     if config.cluster.average_every is None or batch_size is None:
         return config
-    training = config.training.model_copy(update={"batch_size": batch_size // config.num_nodes})
+    training = config.training.model_copy(update={"batch_size": batch_size * workers // config.num_processes})
     return config.model_copy(update={"training": training})
 
 

@@ -15,6 +15,7 @@ from rlcb.config.games import GAMES_WITH_MODE, MAX_LEVEL, canonical_id, procgen_
 from rlcb.config.values import (
     Coefficient,
     Count,
+    Counts,
     Fraction,
     Hours,
     Minutes,
@@ -279,6 +280,9 @@ class ClusterConfig(Section):
     num_workers: Count | None = None
     """Processes per node that step environments and learn; null: as many as torchrun or SLURM starts, or one
     per usable core. Not for IMPALA, which has actors and learners."""
+    node_workers: Counts | None = None
+    """Workers of each node, such as [1, 3], where nodes have different numbers; set by the start of the run,
+    as num_workers is. null: every node has num_workers."""
     distributed_backend: Literal["gloo"] = "gloo"
     master_addr: str | None = None
     """Address of the first node, reachable from all others."""

@@ -60,7 +60,8 @@ Pause = Annotated[Coefficient, _time("s")]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Once = AfterValidator(_without_repetition)
 """Refuses a list that has a value twice."""
-Widths = Annotated[tuple[Count, ...], Strict(False), Field(min_length=1)]
+Counts = Annotated[tuple[Count, ...], Strict(False), Field(min_length=1)]
+Widths = Counts
 
 
 class Section(BaseModel):

@@ -77,11 +77,12 @@ def train_on_node(
     `world` is this node's place in a distributed run. Returns the exit code. Raises UsageError or RunError
     with the message of the worker that failed.
     """
-    busy, cores = spec.config.num_busy_processes, cpu.usable_cores()
+    node = 0 if world is None else world.node_rank
+    busy, cores = spec.config.busy_on(node), cpu.usable_cores()
     if busy * spec.num_threads > cores:
         threads = counted(spec.num_threads, "thread")
         logger.warning("%d workers of %s share %s", busy, threads, counted(cores, "usable core"))
-    workers = spec.config.ranks_per_node
+    workers = spec.config.ranks_on(node)
     with spec.claimed_cores(workers) as pinning, StopSignal(repeats=world is not None) as stop:
         spec = replace(spec, pinning=pinning)
         supervisor = Supervisor(worker_context(spec.config.env.id), module, spec, world, calibration)
@@ -112,7 +113,8 @@ class Supervisor:
         self.world = world
         self.learners = self.config.learners_per_node
         """Number of workers that learn; the workers behind them are IMPALA's actors."""
-        self.heartbeats = Heartbeats(context, self.config.ranks_per_node)
+        self.node_rank = 0 if world is None else world.node_rank
+        self.heartbeats = Heartbeats(context, self.config.ranks_on(self.node_rank))
         queues = None
         if self.config.has_actors:
             queues = SlotQueue(context.Pipe(duplex=False)), SlotQueue(context.Pipe(duplex=False))
@@ -136,7 +138,7 @@ class Supervisor:
         """Actors that replaced one that died, including those before the run was resumed."""
 
     def start(self) -> None:
-        for rank in range(self.config.ranks_per_node):
+        for rank in range(self.config.ranks_on(self.node_rank)):
             self.workers.append(self._start_worker(rank))
 
     def _start_worker(self, rank: int) -> WorkerHandle:
@@ -147,8 +149,7 @@ class Supervisor:
 
     def _process_name(self, rank: int) -> str:
         """The name of a worker's process, numbered over all nodes: "worker 0", "learner 0", "actor 0"."""
-        node_rank = 0 if self.world is None else self.world.node_rank
-        return self.config.process_name(self.config.rank_of(node_rank, rank))
+        return self.config.process_name(self.config.rank_of(self.node_rank, rank))
 
     def _name(self, rank: int) -> str:
         """The name of a worker in messages. A distributed run adds the host, and names learners by rank."""

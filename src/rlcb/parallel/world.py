@@ -6,8 +6,6 @@ import os
 import socket
 from dataclasses import dataclass
 
-from rlcb.text import counted
-
 
 @dataclass(frozen=True)
 class World:
@@ -18,7 +16,7 @@ class World:
     num_nodes: int
     node_rank: int
     num_workers: int
-    """Ranks of each node."""
+    """Ranks of this node."""
     local_rank: int | None
     """Which of the node's ranks this process is; None: it is none, and starts them all."""
     master_addr: str
@@ -28,21 +26,33 @@ class World:
     """Whether the launcher keeps the store that ranks meet at; else rank 0 does."""
     restarts: int = 0
     """How often the launcher has started this run anew."""
+    node_sizes: tuple[int, ...] = ()
+    """Ranks of each node; empty: every node has as many as this one."""
+    complete: bool = True
+    """Whether `node_sizes` holds for all nodes. If not, the nodes have yet to tell each other
+    (cluster/node_sizes.py); until then only `rank` and `size` of a process that is a rank are right."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Ranks of each node."""
+        return self.node_sizes or (self.num_workers,) * self.num_nodes
 
     @property
     def size(self) -> int:
-        return self.num_nodes * self.num_workers
+        return sum(self.sizes)
+
+    @property
+    def first_rank(self) -> int:
+        """The first rank of this node."""
+        return sum(self.sizes[: self.node_rank])
 
     @property
     def rank(self) -> int:
         """The rank of this process, or of the first worker that it starts if it is not a rank itself."""
-        return self.node_rank * self.num_workers + (self.local_rank or 0)
+        return self.first_rank + (self.local_rank or 0)
 
     def rank_name(self, local_rank: int) -> str:
-        return f"rank {self.node_rank * self.num_workers + local_rank} on {host_name()}"
-
-    def describe(self) -> str:
-        return f"{counted(self.num_nodes, 'node')} of {counted(self.num_workers, 'worker')}, {self.launcher}"
+        return f"rank {self.first_rank + local_rank} on {host_name()}"
 
 
 def host_name() -> str:

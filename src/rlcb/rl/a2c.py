@@ -39,7 +39,7 @@ def update(
     mean, scale = 0.0, 1.0
     if training.normalize_advantages:
         ((mean, scale),) = normalisations([rollout.flat("advantages")], communicator)
-    num_samples = rollout.num_samples * communicator.num_nodes
+    num_samples = communicator.over_all_nodes(rollout.num_samples)
     if cache is None:
         source, samples = rollout, communicator.shard(np.arange(num_samples), rollout.num_envs)
         observations = torch.from_numpy(rollout.flat("observations"))  # [T * N, ...]

@@ -26,18 +26,27 @@ class Communicator:
     world_size: int = 1
     node_rank: int = 0
     num_nodes: int = 1
+    node_sizes: Sequence[int] = ()
+    """The number of processes of each node; empty: all nodes have equally many."""
     names: Sequence[str] = ()
     """The names of a distributed run's processes by rank, for messages; empty on one machine."""
 
     @property
     def local_size(self) -> int:
-        """The number of processes of one node; they share a rollout."""
-        return self.world_size // self.num_nodes
+        """The number of processes of this node; they share a rollout."""
+        return self.node_sizes[self.node_rank] if self.node_sizes else self.world_size // self.num_nodes
 
     @property
     def local_rank(self) -> int:
         """The rank within the node; ranks are numbered node by node."""
+        if self.node_sizes:
+            return self.rank - sum(self.node_sizes[: self.node_rank])
         return self.rank % self.local_size
+
+    def over_all_nodes(self, count: int) -> int:
+        """Return how many samples (or environments) all nodes have, if this node has `count`: a node has as
+        many times more of them as it has more processes."""
+        return count * self.world_size // self.local_size
 
     @property
     def is_main(self) -> bool:
@@ -82,8 +91,8 @@ class Communicator:
         """
         if self.num_nodes == 1:
             return samples
-        steps, envs = np.divmod(samples, num_envs * self.num_nodes)
-        envs -= self.node_rank * num_envs
+        steps, envs = np.divmod(samples, self.over_all_nodes(num_envs))
+        envs -= (self.rank - self.local_rank) * num_envs // self.local_size  # the node's first column
         here = (envs >= 0) & (envs < num_envs)
         local: NDArray[np.int64] = steps[here] * num_envs + envs[here]
         return local

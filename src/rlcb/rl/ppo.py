@@ -58,7 +58,7 @@ def update(
     }
     # Computed first: after this process's last step, other processes begin to overwrite the rollout.
     explained_variance = joint_explained_variance(rollout.values, rollout.returns, communicator)
-    num_samples = rollout.num_samples * communicator.num_nodes
+    num_samples = communicator.over_all_nodes(rollout.num_samples)
     means = SampleMeans()
     epochs = 0
     for epoch in range(training.n_epochs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,14 @@ def describe_processes(config: Config) -> str:
     return (
         f"{config.env.num_envs} in groups of {config.group_size}, "
         f"{config.envs_per_process} for each of {counted(config.num_processes, kind)}"
-        f"{f' on {config.num_nodes} nodes' if config.num_nodes > 1 else ''}"
+        f"{_on_nodes(config.node_sizes)}"
     )
+
+
+def _on_nodes(sizes: Sequence[int]) -> str:
+    """Return " on 2 nodes", with the number of processes of each node if they differ; "" for one node."""
+    each = f" ({' + '.join(map(str, sizes))})" if len({*sizes}) > 1 else ""
+    return f" on {len(sizes)} nodes{each}" if len(sizes) > 1 else ""
 
 
 def describe_learning(config: Config) -> str:

@@ -54,7 +54,7 @@ class Trainer(LearningProcess):
         microbatches; it may raise to stop the run.
         """
         training, seed, count = config.training, config.training.seed, config.envs_per_process
-        self.learning_config = with_shard_of_minibatch(config)
+        self.learning_config = with_shard_of_minibatch(config, communicator.local_size)
         self.first_env = communicator.rank * count
         self.groups, envs = groups_of(range(self.first_env, self.first_env + count), config.group_size)
         group_seeds = [seeding.group_seed(seed, group) for group in self.groups]
@@ -73,10 +73,10 @@ class Trainer(LearningProcess):
     def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
         """Return the rollout of the node, which is learned from, and the columns that this process fills."""
         n_steps, count = self.config.training.n_steps, self.config.envs_per_process
-        num_envs = self.config.env.num_envs // self.communicator.num_nodes
+        num_envs = count * self.communicator.local_size
         block = memory(rollout_bytes(n_steps, num_envs, self.spaces)) if memory is not None else None
         rollout = RolloutBuffer(n_steps, num_envs, self.spaces, block)
-        return rollout, rollout.columns(self.first_env % num_envs, count)
+        return rollout, rollout.columns(self.communicator.local_rank * count, count)
 
     def _make_activation_cache(self, heartbeat: Callable[[], None]) -> ActivationCache | None:
         """Return a cache for acting and learning, or None if the algorithm, the network, the configuration or
@@ -110,7 +110,7 @@ class Trainer(LearningProcess):
         metrics = self.algorithm.update(self.learner, self.rollout, self.learning_config, update_number)
         if self.config.cluster.average_every is not None:
             metrics = self._average_nodes(metrics, update_number)
-        self.count_update(self.rollout.num_samples * self.communicator.num_nodes)
+        self.count_update(self.communicator.over_all_nodes(self.rollout.num_samples))
         all_episodes = self.exchange(episodes)
         return Update(all_episodes, {**metrics, REWARD_PER_STEP: self.reward_per_step})
 
