@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from rlcb.config.settings import ModelConfig
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import UsageError
-from rlcb.kernels import features
 from rlcb.kernels.features import NativeFeatures
 from rlcb.kernels.networks import ImpalaNetwork
 from rlcb.rl import models
@@ -223,4 +222,4 @@ def test_a_thread_that_fails_ends_the_pass(monkeypatch: pytest.MonkeyPatch, one_
     monkeypatch.setattr(native.network, "forward", fail_late)
     torch.set_num_threads(2)
     with pytest.raises(MemoryError, match="too little"):
-        model.features(observations(2 * features.IMAGES))
+        model.features(observations(2 * native.network.images))

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from rlcb.kernels.check import (
     TOLERANCES,
+    dense_errors,
     direct_errors,
     find_fault,
     pool_errors,
@@ -19,7 +20,7 @@ from rlcb.kernels.check import (
     winograd_errors,
 )
 from rlcb.kernels.layers import FILTER_TRANSFORMS
-from rlcb.kernels.library import Library, WinogradGeometry, load
+from rlcb.kernels.library import PANEL_MULTIPLE, Library, WinogradGeometry, load
 
 SIDES = st.integers(3, 21)
 CHANNELS = st.sampled_from([16, 32, 48, 64])
@@ -167,6 +168,12 @@ def test_the_max_pool_takes_the_maxima_of_pytorch(
     errors = pool_errors(library, images, (height, width), channels)
     assert errors["forward"] == 0
     assert errors["input gradient"] < 1e-6
+
+
+@settings(max_examples=60)
+@given(rows=st.integers(1, 300), inputs=st.integers(1, 12), outputs=st.integers(1, 9))
+def test_a_dense_layer_is_right_for_any_shape(library: Library, rows: int, inputs: int, outputs: int) -> None:
+    require_within_tolerance(dense_errors(library, rows, inputs * PANEL_MULTIPLE, outputs * PANEL_MULTIPLE))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

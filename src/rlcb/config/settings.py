@@ -325,8 +325,8 @@ class HardwareConfig(Section):
     """Whether A2C and A3C learn from the activations that acting cached, instead of computing them again;
     null: if they take at most a quarter of the memory. Does not change the result."""
     kernels: KernelsSetting = "auto"
-    """Kernels of the convolutions: native (rlcb/kernels, compiled for this processor), torch, or auto: native
-    where they can be used. Native ones are faster; results differ in the last digits."""
+    """Kernels of convolutions and the dense layer: native (rlcb/kernels, compiled for this processor), torch,
+    or auto: native where they can be used. Native ones are faster; results differ in the last digits."""
     tune_allocator: bool = True
     """Make glibc reuse freed pages instead of returning them to the system (Linux)."""
 

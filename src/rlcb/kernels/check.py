@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlcb.kernels.dense import NativeDense
 from rlcb.kernels.layers import DirectConvolution, Filters, Winograd
 from rlcb.kernels.library import CHANNEL_MULTIPLE, Library
 
@@ -189,6 +190,25 @@ def pool_errors(library: Library, images: int, size: tuple[int, int], channels: 
     }
 
 
+def dense_errors(library: Library, rows: int, inputs: int, outputs: int) -> dict[str, float]:
+    """Return the relative errors of a dense layer and a rectifier, forward and backward."""
+    layer = nn.Linear(inputs, outputs)
+    with torch.no_grad():
+        layer.weight.copy_(seeded(outputs, inputs) / inputs**0.5)
+        layer.bias.copy_(seeded(outputs))
+    x, dy = seeded(rows, inputs), seeded(rows, outputs)
+    dense = NativeDense(library, layer)
+    with torch.no_grad():
+        y = dense(x)
+        found = dense.backward(x, y, dy)
+        weight, bias = layer.weight.double(), layer.bias.double()
+        dz = dy.double() * (y > 0)  # rounding may decide whether a value close to zero is rectified
+        exact = (F.relu(F.linear(x.double(), weight, bias)), dz @ weight, dz.T @ x.double(), dz.sum(0))
+        names = ("forward", "input gradient", "weight gradient", "bias gradient")
+        errors = map(relative_error, (y, *found), exact)
+    return dict(zip(names, errors, strict=True))
+
+
 def find_fault(library: Library) -> str | None:
     """Return what is wrong with the kernels, in one line; None if all layers are right."""
     layers: dict[str, dict[str, float]] = {}
@@ -224,6 +244,8 @@ def find_fault(library: Library) -> str | None:
         layers[name] = direct_errors(library, 3, size, direct, is_bytes)
     for size in ((64, 64), (11, 6)):
         layers[f"max-pool, {size[0]} x {size[1]}"] = pool_errors(library, 2, size, 16)
+    for rows, inputs, outputs in ((17, 1024, 256), (1, 64, 32), (300, 96, 64)):
+        layers[f"dense layer {inputs} -> {outputs}"] = dense_errors(library, rows, inputs, outputs)
     for layer_name, errors in layers.items():
         for part, error in errors.items():
             if not error <= TOLERANCES[part]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -12,9 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlcb.kernels.networks import Network, Sums, address
-
-IMAGES = 16
-"""Images that run through the network at once."""
+from rlcb.kernels.threads import Threads
 
 
 class NativeFeatures:
@@ -27,7 +24,7 @@ class NativeFeatures:
     def __init__(self, network: Network) -> None:
         self.network = network
         self._local = threading.local()
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads = Threads()
 
     def __call__(self, observations: Tensor) -> Tensor:
         observations = observations.contiguous()
@@ -71,30 +68,18 @@ class NativeFeatures:
     def _activations(self) -> list[Tensor]:
         """Return this thread's memory for the activations of passes without gradients."""
         if not hasattr(self._local, "activations"):
-            self._local.activations = self.network.activations(IMAGES)
+            self._local.activations = self.network.activations(self.network.images)
         return self._local.activations  # type: ignore[no-any-return]
 
     def _for_parts(self, images: int, run: Callable[[int, int, int], None]) -> None:
-        """Call run(worker, start, count) for all parts of the batch, in one thread for each worker.
-
-        Which worker gets a part depends on the numbers alone, so that sums are the same every time.
-        """
+        """Call run(worker, start, count) for all parts of the batch."""
         workers = min(torch.get_num_threads(), images)
-        size = min(IMAGES, -(-images // workers)) if workers else IMAGES
-        starts = range(0, images, size)
+        size = min(self.network.images, -(-images // workers)) if workers else 1
 
-        def work(worker: int) -> None:
-            for start in starts[worker::workers]:
-                run(worker, start, min(size, images - start))
+        def work(worker: int, part: int) -> None:
+            run(worker, part * size, min(size, images - part * size))
 
-        if workers <= 1:
-            return work(0) if images else None
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(workers - 1, "rlcb-kernels")
-        others = [self._pool.submit(work, worker) for worker in range(1, workers)]
-        work(0)
-        for other in others:
-            other.result()
+        self._threads.run(-(-images // size), work)
 
 
 class _Convolutions(torch.autograd.Function):

@@ -17,6 +17,9 @@ from rlcb.kernels.build import compiled_and_checked
 CHANNEL_MULTIPLE = 16
 """All channels but those of observations are a multiple of this."""
 
+PANEL_MULTIPLE = 32
+"""The inputs and outputs of dense layers are a multiple of this."""
+
 
 class Direct(ctypes.Structure):
     """The geometry of a direct convolution, as in convolutions.cpp."""
@@ -49,6 +52,9 @@ SIGNATURES: dict[str, list[Any]] = {
     "rlcb_winograd_gradients": [POINTER(WinogradGeometry)] + [c_void_p] * 7 + [c_int],
     "rlcb_convolve": [POINTER(Direct)] + [c_void_p] * 4 + [c_int],
     "rlcb_weights": [POINTER(Direct)] + [c_void_p] * 4 + [c_int],
+    "rlcb_dense": [c_void_p] * 4 + [c_int] * 3,
+    "rlcb_dense_input_gradient": [c_void_p] * 3 + [c_int] * 3,
+    "rlcb_dense_weight_gradient": [c_void_p] * 3 + [c_int] * 5,
     "rlcb_max_pool": [c_void_p] * 3 + [c_int] * 4,
     "rlcb_max_pool_gradient": [c_void_p] * 3 + [c_int] * 4,
 }
@@ -68,6 +74,9 @@ class Library:
         self.winograd_gradients = functions.rlcb_winograd_gradients
         self.convolve = functions.rlcb_convolve
         self.weights = functions.rlcb_weights
+        self.dense = functions.rlcb_dense
+        self.dense_input_gradient = functions.rlcb_dense_input_gradient
+        self.dense_weight_gradient = functions.rlcb_dense_weight_gradient
         self.max_pool = functions.rlcb_max_pool
         self.max_pool_gradient = functions.rlcb_max_pool_gradient
 

@@ -42,6 +42,8 @@ class Network:
     """The convolutions of a network: first direct ones, then those by Winograd's algorithm."""
 
     out_features: int
+    images = 16
+    """Images that run through the network at once."""
 
     def __init__(
         self, modules: list[nn.Conv2d], direct: list[DirectConvolution], winograd: list[list[Winograd]]
@@ -299,6 +301,8 @@ class ImpalaNetwork(Network):
 
 class NatureNetwork(Network):
     """The three convolutions of the Nature CNN (rl/models.py), without the last rectifier."""
+
+    images = 32
 
     def __init__(
         self, library: Library, modules: list[nn.Conv2d], shape: tuple[int, int, int], is_bytes: bool

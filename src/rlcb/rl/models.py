@@ -13,6 +13,7 @@ from rlcb.config.settings import KernelsSetting, ModelConfig
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import UsageError
 from rlcb.kernels.build import KernelsUnavailable
+from rlcb.kernels.dense import NativeDense
 from rlcb.kernels.features import NativeFeatures
 from rlcb.kernels.library import load
 from rlcb.kernels.networks import ImpalaNetwork, NatureNetwork, Network, supported
@@ -144,6 +145,8 @@ class ActorCritic(nn.Module):
         self.body = body
         self.native: NativeFeatures | None = None
         """Computes the features on native kernels (rlcb/kernels); None: PyTorch's operators do."""
+        self.native_dense: NativeDense | None = None
+        """Computes the dense layer behind the convolutions on native kernels; None: PyTorch does."""
         self.why_not_native: str | None = None
         """Why the setting "auto" found no native kernels on this machine."""
         self.policy = nn.Linear(out_features, spaces.num_actions)
@@ -175,8 +178,11 @@ class ActorCritic(nn.Module):
 
     def heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (B, A) and values (B,) of features (B, F)."""
-        with self._autocast():
-            hidden = self.body.hidden(features).float()
+        if self.native_dense is not None:
+            hidden = self.native_dense(features)
+        else:
+            with self._autocast():
+                hidden = self.body.hidden(features).float()
         return self.policy(hidden), self.value(hidden).squeeze(-1)
 
     def _autocast(self) -> torch.autocast:
@@ -231,6 +237,8 @@ def choose_kernels(model: ActorCritic, setting: KernelsSetting) -> None:
     else:
         try:
             model.native = NativeFeatures(native_network(body, model.spaces))
+            if NativeDense.supports(body.dense):
+                model.native_dense = NativeDense(load(), body.dense)
         except KernelsUnavailable as error:
             reason = model.why_not_native = str(error)
     if reason is not None and setting == "native":
