@@ -44,6 +44,9 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--cases", nargs="+", metavar="CASE", help="which workloads (default: all; see --list)"
     )
+    parser.add_argument(
+        "--sides", nargs="+", metavar="SIDE", help=f"which programs (default: all): {', '.join(SIDES)}"
+    )
     parser.add_argument("--rounds", type=int, help=f"rounds that each case is to have (default: {ROUNDS})")
     parser.add_argument(
         "--again", action="store_true", help="forget the rounds that there are of these cases"
@@ -195,8 +198,8 @@ def refuse_unused(arguments: argparse.Namespace) -> None:
     """Raises UsageError for a flag that would be ignored."""
     instead = next((name for name in ("list", "tables", "trial") if getattr(arguments, name)), None)
     unused: dict[str, tuple[str, ...]] = {
-        "list": ("cases", "rounds", "again"),
-        "tables": ("cases", "rounds", "again"),
+        "list": ("cases", "sides", "rounds", "again"),
+        "tables": ("cases", "sides", "rounds", "again"),
     }
     unused["trial"] = ("rounds", "again")
     for name in unused.get(instead or "", ()):
@@ -209,7 +212,7 @@ def run(arguments: argparse.Namespace) -> int:
     rounds = ROUNDS if arguments.rounds is None else arguments.rounds
     if rounds < 1:
         raise UsageError(f"--rounds {rounds}: at least 1")
-    cases = chosen_cases(arguments.cases)
+    cases = chosen_cases(arguments.cases, arguments.sides)
     if arguments.list:
         return list_cases()
     if arguments.tables:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +177,16 @@ BARS = (
 )
 
 
-def chosen_cases(names: list[str] | None) -> tuple[Case, ...]:
-    """The cases of these names, in their own order; all without names. Raises UsageError for an unknown
-    one."""
-    known = [case.name for case in CASES]
-    for name in names or ():
-        if name not in known:
-            raise UsageError(f"--cases {name}: unknown; there are {', '.join(known)}")
-    return tuple(case for case in CASES if not names or case.name in names)
+def chosen_cases(names: list[str] | None, sides: list[str] | None = None) -> tuple[Case, ...]:
+    """The cases of these names with these sides, in their own order; without names or sides all. Raises
+    UsageError for an unknown one."""
+    for flag, given, known in (("cases", names, [case.name for case in CASES]), ("sides", sides, SIDES)):
+        for name in given or ():
+            if name not in known:
+                raise UsageError(f"--{flag} {name}: unknown; there are {', '.join(known)}")
+    chosen = [
+        replace(case, sides=tuple(side for side in case.sides if not sides or side in sides))
+        for case in CASES
+        if not names or case.name in names
+    ]
+    return tuple(case for case in chosen if case.sides)

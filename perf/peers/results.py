@@ -21,7 +21,10 @@ from rlcb.software import describe_software
 
 NAME = "peers"
 DOCUMENT = PROJECT / "docs" / "peers.md"
-CODE = ("src/**/*.py", "train*.py", "config/**/*.yaml", "perf/peers/programs/*.py", "perf/peers/cases.py")
+CODE = (
+    *("src/**/*.py", "src/**/*.cpp", "train*.py", "config/**/*.yaml"),
+    *("perf/peers/programs/*.py", "perf/peers/cases.py"),
+)
 """What the figures come from. The commit alone does not tell: writing the tables makes the checkout dirty."""
 
 

@@ -135,13 +135,14 @@ def test_rounds_of_another_program_are_refused_for_the_case_that_has_them() -> N
 
 
 def test_the_fingerprint_is_that_of_the_content_of_what_is_measured(tmp_path: Path) -> None:
-    for name in ("src/rlcb/rl/ppo.py", "config/ppo_parallel.yaml", "train_ppo_parallel.py", "README.md"):
+    measured = ("src/rlcb/rl/ppo.py", "src/rlcb/kernels/a.cpp", "config/ppo_parallel.yaml", "train.py")
+    for name in (*measured, "README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one\n")
     before = code_fingerprint(tmp_path)
     (tmp_path / "README.md").write_text("two\n")
     assert code_fingerprint(tmp_path) == before
-    for name in ("src/rlcb/rl/ppo.py", "config/ppo_parallel.yaml", "train_ppo_parallel.py"):
+    for name in measured:
         (tmp_path / name).write_text("two\n")
         assert code_fingerprint(tmp_path) != before
         (tmp_path / name).write_text("one\n")
@@ -236,12 +237,16 @@ def test_cases_are_chosen_by_name_in_their_own_order() -> None:
     assert [case.name for case in chosen_cases(["a2c-nature", "ppo-impala"])] == ["ppo-impala", "a2c-nature"]
     with pytest.raises(UsageError, match="--cases ppo-resnet: unknown; there are ppo-impala, "):
         chosen_cases(["ppo-impala", "ppo-resnet"])
+    (case,) = chosen_cases(["a2c-nature"], ["cleanrl", "sb3", "parallel"])
+    assert case.sides == ("parallel", "sb3")
+    assert [each.name for each in chosen_cases(None, ["cleanrl"])] == ["ppo-impala", "ppo-impala-256"]
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--cases", "ppo-resnet"], "--cases ppo-resnet: unknown; there are"),
+        (["--sides", "parallel", "sb4"], "--sides sb4: unknown; there are sequential, parallel"),
         (["--rounds", "0"], "--rounds 0: at least 1"),
         (["--case", "ppo-impala"], "unrecognized arguments: --case"),
         (["--rounds", "many"], "invalid int value: 'many'"),
