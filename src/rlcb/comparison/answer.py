@@ -24,7 +24,7 @@ from rlcb.comparison.findings import (
 )
 from rlcb.comparison.format import interval_words, listed, p_text, value_text, window_text
 from rlcb.comparison.groups import machine_of
-from rlcb.comparison.metrics import BY_KEY, TIME_AXES, Metric
+from rlcb.comparison.metrics import BY_KEY, TIME_AXES, Metric, score_metric
 from rlcb.comparison.sequential_test import Decision
 from rlcb.comparison.statistics import Welch, detectable_difference
 from rlcb.comparison.warnings import OF_TRAINING, cautions
@@ -178,7 +178,7 @@ def _over_games(comparison: Comparison) -> _Case | None:
     basis = f"{episodes.pop()} a seed" if key == "test_return" and len(episodes) == 1 else "over all games"
     return _Case(
         tuple(across.games),
-        BY_KEY[key]._replace(digits=3),
+        score_metric(key),
         ranking,
         scores_of(comparison, key),
         planned_over_games(comparison),

@@ -10,7 +10,7 @@ from rlcb.comparison import rounds
 from rlcb.comparison.analysis import Comparison, GameResult, Pair
 from rlcb.comparison.fairness import TOLERANCE
 from rlcb.comparison.format import listed, p_text, window_text, with_interval
-from rlcb.comparison.metrics import BY_KEY, EVALUATIONS, TIME_AXES
+from rlcb.comparison.metrics import BY_KEY, EVALUATIONS, TIME_AXES, score_metric
 from rlcb.comparison.runs import as_number, dig
 from rlcb.comparison.sequential_test import Decision
 from rlcb.comparison.statistics import IntervalEstimate, finite
@@ -257,6 +257,8 @@ def finding(
     `planned` holds the number of runs that each group should have, and `episodes` says what each value is of.
     """
 
+    metric = score_metric(ranking.metric) if what == SCORE else BY_KEY[ranking.metric]
+
     def named(label: str) -> str:
         return f"{label} ({figure(label)})"
 
@@ -265,7 +267,7 @@ def finding(
         if found is None:
             return ""
         n = f"n={found.n}" if found.n == planned[label] else f"n={found.n} of {planned[label]}"
-        return f"{with_interval(BY_KEY[ranking.metric], found)}, {n}"
+        return f"{with_interval(metric, found)}, {n}"
 
     seeds = seeds_text([each.n for each in estimates.values() if each is not None], over_games=what == SCORE)
     basis, caution = f"Rests on {seeds}, {episodes}.", missing_seeds(estimates, planned)

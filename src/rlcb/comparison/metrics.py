@@ -120,6 +120,11 @@ OF_WHOLE_RUNS = (
 TO_THRESHOLD = {"timesteps_to_threshold": TIME_AXES[0], "hours_to_threshold": TIME_AXES[1]}
 
 
+def score_metric(key: str) -> Metric:
+    """Return the metric of the normalised score of a return: a number near 0 to 1, without a unit."""
+    return BY_KEY[key]._replace(unit="", digits=3)
+
+
 def _per_hour(run: Run) -> float:
     hours = run.number("duration_hours")
     return run.number("total_timesteps") / hours if hours > 0 else math.nan

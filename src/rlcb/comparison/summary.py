@@ -21,7 +21,7 @@ from rlcb.comparison.format import (
 )
 from rlcb.comparison.groups import machine_of
 from rlcb.comparison.methods import methods
-from rlcb.comparison.metrics import BY_KEY, NORMALISED, TESTED, TO_THRESHOLD, Metric
+from rlcb.comparison.metrics import BY_KEY, NORMALISED, TESTED, TO_THRESHOLD, Metric, score_metric
 from rlcb.comparison.runs import Run
 from rlcb.comparison.tables import threshold_name
 from rlcb.comparison.text_report import WIDTH, bullets, unfairness
@@ -194,7 +194,7 @@ def _winners_over_games(comparison: Comparison) -> Iterator[str]:
         if ranking is None or len(comparison.labels) < 2:
             continue
         pairs = [pair for pair in comparison.across.pairs if pair.metric == key]
-        metric = BY_KEY[key]._replace(unit="", digits=3)
+        metric = score_metric(key)
         yield from _field(metric.title, winner_text(ranking, pairs, metric))
 
 

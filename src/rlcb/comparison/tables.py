@@ -28,6 +28,7 @@ from rlcb.comparison.metrics import (
     TO_THRESHOLD,
     Metric,
     ThresholdResult,
+    score_metric,
 )
 from rlcb.comparison.procgen_scores import NORMALISATION
 from rlcb.comparison.runs import as_number, dig
@@ -252,7 +253,7 @@ def _scores_note(across: Across) -> str:
 
 
 def _score_cell(found: IntervalEstimate, runs: int) -> str:
-    metric = BY_KEY["final_reward"]._replace(digits=3)
+    metric = score_metric("final_reward")
     lines = [value_text(metric, found.mean) + (f" (n={found.n})" if found.n != runs else "")]
     return "\n".join(filter(None, [*lines, interval_text(metric, found)]))
 
