@@ -10,7 +10,7 @@ import numpy as np
 from rlcb.comparison.analysis import Comparison, GameResult
 from rlcb.comparison.findings import planned_over_games, scores_of
 from rlcb.comparison.format import MISSING, with_interval
-from rlcb.comparison.metrics import BY_KEY, score_metric, Metric
+from rlcb.comparison.metrics import BY_KEY, Metric, score_metric
 from rlcb.comparison.statistics import IntervalEstimate, Values, finite
 
 
@@ -39,8 +39,7 @@ def score_rows(comparison: Comparison, metric: str) -> list[ForestRow]:
     """Return the rows of normalised scores over games; without single seeds: each played one game."""
     planned, scores = planned_over_games(comparison), scores_of(comparison, metric)
     return [
-        _row(label, np.empty(0), scores.get(label), planned[label], score_metric(metric))
-        for label in planned
+        _row(label, np.empty(0), scores.get(label), planned[label], score_metric(metric)) for label in planned
     ]
 
 
