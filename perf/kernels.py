@@ -4,6 +4,7 @@
 
 Networks: one thread, batches of 64 images of Procgen's size, float32 with both kinds of kernels and bfloat16.
 Parts: the time of each layer of the Nature CNN in these passes, on native kernels.
+Both reuse freed pages, as runs do.
 Runs: PPO, A2C and IMPALA on starpilot in parallel mode, each kind in turn.
 """
 
@@ -18,6 +19,7 @@ import torch
 
 from perf.measure import interleave, rate, save, table
 from perf.training_runs import Result, train
+from rlcb import cpu
 from rlcb.config.settings import ModelConfig
 from rlcb.envs.spaces import Spaces
 from rlcb.kernels.networks import NatureNetwork, address
@@ -209,6 +211,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--rounds", type=int, default=7, help="of networks; runs: at most three")
     arguments = parser.parse_args()
+    cpu.tune_allocator()
     if "networks" in arguments.only:
         measure_networks(arguments.rounds)
     if "parts" in arguments.only:

@@ -209,6 +209,12 @@ struct F4x3 {  // F(4x4, 3x3), points 0, 1, -1, 2, -2, infinity
         o[4] = m[0] + a + c;
         o[5] = m[5];
     }
+    static INLINE void filter_gradient(const Vector m[6], Vector o[3]) {  // G^T m
+        const Vector a = (m[1] + m[2]) * (1 / 6.f), b = (m[2] - m[1]) * (1 / 6.f), c = m[3] + m[4], e = m[3] - m[4];
+        o[0] = 0.25f * m[0] - a + c * (1 / 24.f);
+        o[1] = b + e * (1 / 12.f);
+        o[2] = c * (1 / 6.f) - a + m[5];
+    }
 };
 
 struct F3x2 {  // F(3x3, 2x2), points 0, 1, -1, infinity
@@ -238,6 +244,10 @@ struct F3x2 {  // F(3x3, 2x2), points 0, 1, -1, infinity
         o[1] = m[1] - m[2] - m[3];
         o[2] = m[1] + m[2] - m[0];
         o[3] = m[3];
+    }
+    static INLINE void filter_gradient(const Vector m[4], Vector o[2]) {  // G^T m
+        o[0] = m[0] + 0.5f * (m[1] + m[2]);
+        o[1] = 0.5f * (m[1] - m[2]) + m[3];
     }
 };
 
@@ -646,6 +656,38 @@ void winograd_gradients(const WinogradGeometry& g, const void* x, const float* d
     }
 }
 
+// dw (K, rows, columns, C) = scale * G^T du G, for du (points, C', K).
+template <class F>
+void winograd_filter_gradient(const WinogradGeometry& g, const float* du, float scale, float* dw) {
+    const int C = g.channels, K = g.out_channels, row = F::KERNEL * g.block * C;
+    const size_t filter = static_cast<size_t>(F::KERNEL) * g.block * row;
+    for (int k = 0; k < K; k += LANES) {
+        for (int r = 0; r < g.block; r++) {
+            for (int c = 0; c < g.block * C; c++) {
+                const float* in = du + (static_cast<size_t>(r) * g.block * C + c) * K + k;
+                Vector half[F::KERNEL][F::WINDOW];
+                UNROLL for (int x = 0; x < F::WINDOW; x++) {
+                    Vector column[F::WINDOW], o[F::KERNEL];
+                    UNROLL for (int y = 0; y < F::WINDOW; y++)
+                        column[y] = load(in + (y * F::WINDOW + x) * static_cast<ptrdiff_t>(g.point_stride));
+                    F::filter_gradient(column, o);
+                    UNROLL for (int y = 0; y < F::KERNEL; y++) half[y][x] = o[y];
+                }
+                float* out = dw + k * filter + static_cast<size_t>(r) * row + c;
+                UNROLL for (int y = 0; y < F::KERNEL; y++) {
+                    Vector o[F::KERNEL];
+                    F::filter_gradient(half[y], o);
+                    UNROLL for (int x = 0; x < F::KERNEL; x++) {
+                        const Vector v = scale * o[x];
+                        UNROLL for (int lane = 0; lane < LANES; lane++)
+                            out[lane * filter + y * g.block * row + x * g.block * C] = v[lane];
+                    }
+                }
+            }
+        }
+    }
+}
+
 }  // namespace
 
 // --- Direct convolutions of any size and stride -------------------------------------------------------------
@@ -908,6 +950,12 @@ void rlcb_winograd_gradients(const WinogradGeometry* geometry, const void* x, co
                              const float* transposed, const float* mask, float* dx, int count) {
     const auto compute = geometry->block > 1 ? winograd_gradients<F3x2> : winograd_gradients<F4x3>;
     compute(*geometry, x, dy, du, bias_sums, transposed, mask, dx, count);
+}
+
+// dw (K, kernel, kernel, C) = `scale` times the gradient of the filter, from that of the transformed one, du.
+void rlcb_winograd_filter_gradient(const WinogradGeometry* geometry, const float* du, float scale, float* dw) {
+    const auto compute = geometry->block > 1 ? winograd_filter_gradient<F3x2> : winograd_filter_gradient<F4x3>;
+    compute(*geometry, du, scale, dw);
 }
 
 // y = conv(x (count, H, W, C)) with w (kernel, kernel, C, K), + bias (K,).

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_int, c_void_p
+from ctypes import POINTER, c_float, c_int, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "rlcb_lanes": [],
     "rlcb_winograd": [POINTER(WinogradGeometry)] + [c_void_p] * 6 + [c_int] * 2,
     "rlcb_winograd_gradients": [POINTER(WinogradGeometry)] + [c_void_p] * 7 + [c_int],
+    "rlcb_winograd_filter_gradient": [POINTER(WinogradGeometry), c_void_p, c_float, c_void_p],
     "rlcb_convolve": [POINTER(Direct)] + [c_void_p] * 4 + [c_int],
     "rlcb_weights": [POINTER(Direct)] + [c_void_p] * 4 + [c_int],
     "rlcb_dense": [c_void_p] * 4 + [c_int] * 3,
@@ -72,6 +73,7 @@ class Library:
         """Floats in a vector register: 16 with AVX-512, 8 with AVX2, 4 with SSE and NEON."""
         self.winograd = functions.rlcb_winograd
         self.winograd_gradients = functions.rlcb_winograd_gradients
+        self.winograd_filter_gradient = functions.rlcb_winograd_filter_gradient
         self.convolve = functions.rlcb_convolve
         self.weights = functions.rlcb_weights
         self.dense = functions.rlcb_dense
