@@ -35,6 +35,7 @@ COMMANDS = {
     "profile": "profile_cpu.py",
     "quick-test": "quick_test.py",
     "check-cluster": "rlcb.cli.check_cluster",
+    "join": "rlcb.cli.join",
     "status": "rlcb.cli.status",
     "export": "rlcb.cli.export",
 }

@@ -178,6 +178,8 @@ class Walk:
                 return NOT_OURS[next(word for word in words if not re.match(r"\w+=", word))]
             if program.name.startswith("perf.") or program.name == "rlcb.cli.check_cluster":
                 return "measures for minutes"
+            if program.name == "rlcb.cli.join":
+                return "takes part in a run on another machine"
             if program.name in ("quick_test.py", "profile_cpu.py"):
                 return "has a test of its own"
             if "--render" in words:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -59,6 +59,10 @@ class Seen:
 class Team:
     """Actors in threads, the learner in this one."""
 
+    MEMORY = 2**20
+    OVERRIDES: ClassVar[dict[str, Any]] = {}
+    """Settings that a subclass changes, by section."""
+
     def __init__(
         self,
         actors: int,
@@ -67,12 +71,19 @@ class Team:
         batch_size: int | None = None,
         slow: int | None = None,
         normalize_rewards: bool = False,
+        seats: int = 0,
         **env_kwargs: int,
     ) -> None:
-        """`slow` is the number of a slow actor; `batch_size` counts unrolls."""
+        """`slow` is the number of a slow actor; `batch_size` counts unrolls; so many actors of other machines
+        may join as `seats` says."""
         self.config = config(
-            actors, max_policy_lag, envs_per_actor, batch_size, normalize_rewards, **env_kwargs
+            actors, max_policy_lag, envs_per_actor, batch_size, normalize_rewards, seats, **env_kwargs
         )
+        if self.OVERRIDES:
+            data = self.config.model_dump()
+            for section, values in self.OVERRIDES.items():
+                data[section] |= values
+            self.config = build_config(data, "test")
         context = multiprocessing.get_context("spawn")
         self.heartbeats = Heartbeats(context, actors + 1)
         self.queues = SlotQueue(context.Pipe(duplex=False)), SlotQueue(context.Pipe(duplex=False))
@@ -81,7 +92,7 @@ class Team:
         self.actors = [
             (SlowActor if number == slow else Actor)(spec, contexts[1 + number]) for number in range(actors)
         ]
-        spaces, memory = self.actors[0].spaces, bytearray(2**20)
+        spaces, memory = self.actors[0].spaces, bytearray(self.MEMORY)
         self.learner = ImpalaLearner(
             self.config,
             Communicator(),
@@ -170,9 +181,10 @@ def config(
     envs_per_actor: int = 2,
     batch_size: int | None = None,
     normalize_rewards: bool = False,
+    seats: int = 0,
     **env_kwargs: int,
 ) -> Config:
-    data = {
+    data: dict[str, Any] = {
         "algorithm": "impala",
         "mode": "parallel",
         "env": {
@@ -199,6 +211,8 @@ def config(
         },
         "logging": {"tensorboard": False},
     }
+    if seats:
+        data["impala"] |= {"actor_port": 0, "max_remote_actors": seats}
     return build_config(data, "test")
 
 

@@ -106,6 +106,15 @@ def test_by_hand_a_node_starts_its_workers() -> None:
     assert (alone.size, alone.master_port) == (2, None)
 
 
+def test_nodes_of_an_elastic_run_need_no_number_of_nodes() -> None:
+    first = find({}, elastic=True)
+    assert (first.num_nodes, first.node_rank, first.master_port) == (1, 0, 29500)
+    other = find({}, 5, elastic=True, master_addr="192.0.2.7")
+    assert (other.node_rank, other.master_addr, other.master_port) == (5, "192.0.2.7", 29500)
+    with pytest.raises(UsageError, match="needs --master-addr"):
+        find({}, 1, elastic=True)
+
+
 def test_flags_win_over_slurm_in_a_shell_inside_of_a_job() -> None:
     shell = {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}
     assert find(shell, 1, num_nodes=2).launcher == "hand"

@@ -80,6 +80,16 @@ def test_runs_that_differ_in_mode_only_have_no_difference(compare: Any) -> None:
             "num_nodes: 1 in PPO sequential; 4 in PPO distributed",
         ),
         (
+            "hardware",
+            {"record": {"impala": {"remote": {"other_hosts": 2}}}},
+            "joined_hosts: 0 in PPO sequential; 2 in PPO parallel",
+        ),
+        (
+            "hardware",
+            {"mode": "distributed", "settings": {"cluster.elastic": True}},
+            "elastic: False in PPO sequential; True in PPO distributed",
+        ),
+        (
             "hyperparameters",
             {"mode": "distributed", "settings": {"cluster.compression": "bf16"}},
             "compression: none in PPO sequential; bf16 in PPO distributed",

@@ -51,6 +51,32 @@ def test_folders_of_files_do_not_separate_groups(make: Any) -> None:
     assert len(group_runs(runs)) == 1
 
 
+def test_runs_that_other_hosts_joined_are_groups_of_their_own(make: Any) -> None:
+    """A port to join at makes no difference by itself; actors that came through it do."""
+    port = {"impala.actor_port": 29600, "impala.max_remote_actors": 8}
+
+    def impala(seed: int, hosts: int | None) -> tuple[int, Run]:
+        record = None if hosts is None else {"impala": {"remote": {"other_hosts": hosts}}}
+        return make(
+            "impala", "parallel", seed=seed, settings=port if hosts is not None else None, record=record
+        )
+
+    runs = [impala(1, None), impala(2, 0), impala(3, 1), impala(4, 2)]
+    assert shape(group_runs(runs)) == [
+        ("IMPALA parallel, 0 joined hosts", "coinrun", [1, 2]),
+        ("IMPALA parallel, 1 joined host", "coinrun", [3]),
+        ("IMPALA parallel, 2 joined hosts", "coinrun", [4]),
+    ]
+
+
+def test_elastic_runs_are_named(make: Any) -> None:
+    elastic = {"cluster.elastic": True}
+    runs = [make("impala", "distributed", seed=1), make("impala", "distributed", seed=1, settings=elastic)]
+    assert [group.label for group in group_runs(runs)] == [
+        *("IMPALA distributed, not elastic", "IMPALA distributed, elastic"),
+    ]
+
+
 def test_games_of_one_variant_have_one_label(make: Any) -> None:
     runs = [make(seed=1), make(env="procgen-maze-v0", seed=1)]
     assert shape(group_runs(runs)) == [("PPO sequential", "coinrun", [1]), ("PPO sequential", "maze", [1])]

@@ -17,6 +17,7 @@ from rlcb.comparison.metrics import METRICS
 from rlcb.comparison.sequential_test import ROUNDS_NEEDED, least_rounds, threshold
 from rlcb.config.yaml_file import build_config, parse_yaml, read_config_files
 from rlcb.errors import UsageError
+from rlcb.parallel.remote_tally import RemoteTally
 from rlcb.study.plan import plan_study
 from rlcb.study.study import Study
 from tests import guide_blocks as guide
@@ -93,6 +94,20 @@ def test_every_overlay_is_in_the_guide_with_its_sizes() -> None:
         for mode, processes in (("sequential", 1), ("parallel", shown[-1])):
             files = [CONFIG / f"{label.lower()}_{mode}.yaml", CONFIG / guide.code(name)]
             assert sizes_of(files, label.lower(), mode) == [*shown[:-1], processes], (name, label, mode)
+
+
+def test_what_runs_with_remote_actors_record_is_in_the_guide() -> None:
+    """Its second tables of fields and of metrics, since no run of the guide has remote actors."""
+    tally = RemoteTally(1)
+    tally.add("gpu2", 1)
+    tally._changed_at["gpu2"] -= 10
+    tally.news()
+    record = tally.record()
+    named = {guide.code(row[0]) for row in guide.tables(REFERENCE, "benchmark_metrics.json")[1]}
+    fields = {f"impala.remote.{key}" for key in record if key != "events"}
+    assert named == fields | {f"impala.remote.events[].{key}" for key in record["events"][0]}
+    named = {guide.code(row[0]) for row in guide.tables(REFERENCE, "metrics.jsonl")[1]}
+    assert named == {*tally.metrics()}
 
 
 def test_every_figure_of_comparisons_is_in_the_guide_with_its_unit() -> None:

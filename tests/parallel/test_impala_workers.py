@@ -162,7 +162,7 @@ def test_rewards_are_scaled_by_discounted_returns_that_go_on_from_unroll_to_unro
 @pytest.mark.timeout(180)
 def test_an_actor_that_leaves_a_cell_unwritten_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = Team(2, 0)
-    real = ours.actors[1].collector.collect
+    real = ours.actors[1].writer.collector.collect
 
     def forgetful(part: Any, number: int) -> Any:
         kept = part.rewards[2, 0].copy()
@@ -171,7 +171,7 @@ def test_an_actor_that_leaves_a_cell_unwritten_ends_the_run(monkeypatch: pytest.
             part.rewards[2, 0] = kept
         return episodes
 
-    monkeypatch.setattr(ours.actors[1].collector, "collect", forgetful)
+    monkeypatch.setattr(ours.actors[1].writer.collector, "collect", forgetful)
     with ours.acting(), pytest.raises(RunError, match="has cells that its actor did not write"):
         ours.learn(6)
     assert len(ours.seen) == 3

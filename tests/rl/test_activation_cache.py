@@ -12,8 +12,9 @@ import torch
 
 from rlcb.cli.train import main
 from rlcb.cluster.gradient_reduction import BucketReduction
-from rlcb.config import config
-from rlcb.config.config import Config, caches_activations
+from rlcb.config import derived
+from rlcb.config.config import Config
+from rlcb.config.derived import caches_activations
 from rlcb.config.settings import ModelConfig
 from rlcb.config.yaml_file import build_config
 from rlcb.envs.spaces import Spaces
@@ -210,7 +211,7 @@ def test_activations_are_cached_if_they_fit_into_a_quarter_of_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def kept(memory: int, keep: bool | None = None) -> bool:
-        monkeypatch.setattr(config, "usable_memory", lambda: memory)
+        monkeypatch.setattr(derived, "usable_memory", lambda: memory)
         return caches_activations(configured(keep), 1000)
 
     needed = STEPS * ENVS * 1000

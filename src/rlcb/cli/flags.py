@@ -88,6 +88,14 @@ FLAGS = (
 )
 
 
+ACCEPT_ACTORS = Flag(
+    "--accept-actors",
+    "impala.actor_port",
+    count,
+    "accept actors of other machines (rlcb join) at this port; 0: any free port",
+)
+
+
 def add_matrix_choice(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup,
     algorithms: str,
@@ -216,14 +224,18 @@ def add_process_flags(parser: Parser, algorithm: str, mode: str, num_workers: in
     workers = f"processes{each} that step environments and learn{default}"
     actors = f"processes{each} that step environments (default: measured at the start)"
     group = parser.add_argument_group("processes") if mode != "sequential" else parser
-    for name, text, shown in (
+    for name, text, is_shown in (
         ("--num-workers", workers, mode != "sequential" and not has_actors),
         ("--num-actors", actors, has_actors),
     ):
-        group.add_argument(name, type=count, metavar="N", help=text if shown else argparse.SUPPRESS)
+        group.add_argument(name, type=count, metavar="N", help=text if is_shown else argparse.SUPPRESS)
     names = ["--num-envs-per-worker", "--num-envs-per-actor"]
     if has_actors:
         names.reverse()
+    shown = ACCEPT_ACTORS.help if has_actors else argparse.SUPPRESS
+    group.add_argument(
+        ACCEPT_ACTORS.name, dest=ACCEPT_ACTORS.key, type=ACCEPT_ACTORS.type, metavar="PORT", help=shown
+    )
     each = "environments per worker, instead of --num-envs"
     if has_actors:
         each = "environments per actor; without --num-actors, the number of actors follows from --num-envs"
@@ -246,7 +258,7 @@ def read_settings(arguments: argparse.Namespace) -> SourcedSettings:
 def apply_flags(data: SourcedSettings, arguments: argparse.Namespace) -> None:
     """Override the settings in `data` with the given flags, `--set` last. Raises UsageError."""
     given = vars(arguments)
-    for flag in FLAGS:
+    for flag in (*FLAGS, ACCEPT_ACTORS):
         if given[flag.key] is not None:
             set_value(data, flag.key, given[flag.key], flag.name)
     for item in arguments.set:

@@ -17,6 +17,7 @@ from rlcb.suggestion import did_you_mean
 
 COMMANDS = {
     "train": ("rlcb.cli.train", "train PPO, A2C, A3C or IMPALA in one process, several, or on several nodes"),
+    "join": ("rlcb.cli.join", "act for an IMPALA run on another machine, until it ends"),
     "evaluate": ("rlcb.cli.evaluate", "play episodes with a checkpoint, or with the random policy"),
     "compare": ("rlcb.cli.compare", "compare runs: statistics, tables, plots and an HTML page"),
     "benchmark": ("rlcb.cli.benchmark", "train, evaluate and compare algorithms x modes x games x seeds"),

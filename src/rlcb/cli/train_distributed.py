@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
@@ -15,7 +14,14 @@ from pydantic import ValidationError
 from rlcb import cpu
 from rlcb.cli import flags
 from rlcb.cli.command import Parser, count, exit_code
+from rlcb.cli.distributed_folder import (
+    open_folder,
+    output_dir,
+    require_startable,
+    with_previous_split,
+)
 from rlcb.cli.flags import Flag
+from rlcb.cli.train_elastic import run_elastic
 from rlcb.cluster.actor_split import is_open, settle_split
 from rlcb.cluster.launch import as_starter, discover
 from rlcb.cluster.network import require_place
@@ -27,14 +33,12 @@ from rlcb.config.validation import describe_validation_error
 from rlcb.config.yaml_file import build_config, set_value
 from rlcb.errors import Interrupted, UsageError
 from rlcb.kernels.build import build_ahead
-from rlcb.parallel.calibration import with_split_of
 from rlcb.parallel.world import World, host_name
 from rlcb.processes.signals import StopSignal
 from rlcb.processes.socket_folder import remove_socket_folder
 from rlcb.text import counted
-from rlcb.training.run_folder import CONFIG_FILE, RunFolder, config_of_run, require_same_run
+from rlcb.training.run_folder import CONFIG_FILE, config_of_run
 from rlcb.training.run_spec import RunSpec
-from rlcb.training.tracking import require_tracker
 
 MODE = "distributed"
 SIZE_KEYS = ("num_nodes", "num_workers", "node_workers")  # of the section cluster
@@ -49,6 +53,11 @@ def make_parser(algorithm: str, any_algorithm: bool = False) -> Parser:
     """Return the parser of distributed training, with `--algorithm` and `--mode` if `any_algorithm`."""
     parser = flags.make_parser(algorithm, MODE, timed=None if any_algorithm else False)
     add_place_flags(parser)
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="IMPALA: node 0 learns, all others act for it, and may die, leave and come at any time",
+    )
     return parser
 
 
@@ -91,6 +100,9 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     Raises UsageError and RunError.
     """
     data = settings(arguments, algorithm)
+    cluster = cluster_settings(data)
+    if algorithm == "impala" and cluster.elastic:
+        return run_elastic(arguments, data, as_starter(discover(cluster, arguments.node_rank, os.environ)))
     try:
         world = find_place(data, arguments)
     except Interrupted as interruption:
@@ -175,21 +187,6 @@ def describe_node(config: Config, world: World) -> str:
     )
 
 
-def with_previous_split(config: Config, arguments: argparse.Namespace, world: World) -> Config:
-    """On node 0, take numbers of actors and learners that are not set from the run that is resumed."""
-    root = arguments.output_dir
-    if not config.has_actors or not is_open(config) or world.rank or not may_resume(arguments, world):
-        return config
-    if root is None or not RunFolder(root, config).config_path.exists():
-        return config
-    return with_split_of(config, config_of_run(root))
-
-
-def may_resume(arguments: argparse.Namespace, world: World) -> bool:
-    """Return whether the run resumes if its folder already holds one."""
-    return arguments.resume is not None or world.restarts > 0
-
-
 def settings(arguments: argparse.Namespace, algorithm: str) -> SourcedSettings:
     """Return the settings of file and flags as nested dictionaries. Raises UsageError."""
     from_run = arguments.resume == "yes" and arguments.config is None
@@ -203,20 +200,14 @@ def settings(arguments: argparse.Namespace, algorithm: str) -> SourcedSettings:
     for flag in PLACE_FLAGS:
         if given[flag.key] is not None:
             set_value(data, flag.key, given[flag.key], flag.name)
+    if arguments.elastic:
+        set_value(data, "cluster.elastic", True, "--elastic")
     if arguments.num_workers is not None and algorithm != "impala":  # `apply_world` refuses it for IMPALA
         set_value(data, "cluster.num_workers", arguments.num_workers, "--num-workers")
         set_value(data, "cluster.node_workers", None, "--num-workers")
     if not from_run:  # a resumed run keeps its budget
         flags.apply_budget(data, arguments)
     return data
-
-
-def output_dir(arguments: argparse.Namespace, why: str) -> Path:
-    """Return `--output-dir`. Raises UsageError, with the reason `why`, if it is not given."""
-    if arguments.output_dir is None:
-        raise UsageError(f"{why} needs --output-dir, the folder of the run to continue")
-    folder: Path = arguments.output_dir
-    return folder
 
 
 def cluster_settings(data: Mapping[str, Any]) -> ClusterConfig:
@@ -262,32 +253,3 @@ def apply_world(data: SourcedSettings, arguments: argparse.Namespace, world: Wor
             f"--num-envs-per-worker {per_process} x {world.size} workers contradicts --num-envs {total}"
         )
     set_value(data, "env.num_envs", per_process * world.size, "--num-envs-per-worker")
-
-
-def open_folder(arguments: argparse.Namespace, config: Config, world: World) -> tuple[RunFolder, bool]:
-    """Return the folder of the run, and whether to resume there. Raises UsageError."""
-    if not may_resume(arguments, world):
-        return RunFolder(arguments.output_dir, config), False
-    why = f"a run that its launcher has started {world.restarts + 1} times" if world.restarts else "--resume"
-    return RunFolder(output_dir(arguments, why), config), True
-
-
-def require_startable(folder: RunFolder, arguments: argparse.Namespace, config: Config, world: World) -> None:
-    """Raise UsageError if the folder holds a run that this one must not replace or cannot resume, or if the
-    tracker is not installed.
-
-    Only node 0 checks: the other nodes need not see the folder.
-    """
-    root = arguments.output_dir
-    if world.rank > 0:
-        return
-    require_tracker(config.logging.track)
-    if root is None:
-        return
-    if not may_resume(arguments, world):
-        if not arguments.overwrite:
-            folder.refuse_if_occupied()
-        return
-    automatic = arguments.resume == "auto" or world.restarts > 0
-    if not automatic or folder.config_path.exists():
-        require_same_run(config_of_run(root), config)

@@ -232,6 +232,9 @@ def _from_flags(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[
             "or give --num-nodes, --node-rank and --master-addr"
         )
     nodes = settle(*_nodes(cluster), default=1)
+    if cluster.elastic:  # any number may come
+        node_rank = node_rank or 0
+        nodes = max(nodes, node_rank + 1)
     if nodes > 1 and node_rank is None:
         raise UsageError(f"cluster.num_nodes = {nodes} needs --node-rank, from 0 to {nodes - 1}")
     if node_rank is not None and not 0 <= node_rank < nodes:
@@ -243,7 +246,7 @@ def _from_flags(cluster: ClusterConfig, node_rank: int | None, environ: Mapping[
         raise UsageError(f"cluster.num_nodes = {nodes} needs --master-addr, the address of node 0")
     node = node_rank or 0
     workers = settle(*_workers(cluster, node), default=usable_cores())
-    port = settle(*_port(cluster, environ), default=DEFAULT_PORT if nodes > 1 else None)
+    port = settle(*_port(cluster, environ), default=DEFAULT_PORT if nodes > 1 or cluster.elastic else None)
     restarts = number(environ, "SLURM_RESTART_COUNT") or 0
     return World(
         *("hand", nodes, node, workers, None, master or LOOPBACK, port),

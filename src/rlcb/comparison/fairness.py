@@ -29,6 +29,8 @@ SECTIONS = {
     "impala.": "hyperparameters",
     "parallel.num_workers": "hyperparameters",
     "cluster.num_nodes": "hardware",
+    "hardware.joined_hosts": "hardware",
+    "cluster.elastic": "hardware",
     "cluster.compression": "hyperparameters",
     "cluster.overlap": "hyperparameters",
     "cluster.average_every": "hyperparameters",
@@ -38,6 +40,7 @@ OF_ALGORITHM = {"impala.": "impala", "parallel.num_workers": "a3c"}
 # Values of settings that are not among the settings of a variant: older runs did not record them.
 WITHOUT = {
     "cluster.num_nodes": 1,
+    "hardware.joined_hosts": 0,
     "cluster.compression": "none",
     "cluster.overlap": False,
     **ATARI_DEFAULTS,

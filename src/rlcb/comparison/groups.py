@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from rlcb.config.algorithms import ALGORITHMS, MODES
 from rlcb.config.games import procgen_game
 from rlcb.config.settings import AtariOptions
 from rlcb.errors import UsageError
+from rlcb.text import counted
 
 # Settings that do not define a variant: the seed, the game (a variant may play several), the folders of the
 # files, the tracker, and the participating nodes.
@@ -30,16 +32,22 @@ APART = (
     "cluster.master_addr",
     "cluster.master_port",
     "cluster.network_interface",
+    "impala.actor_port",
+    "impala.max_remote_actors",
 )
 NODES = "cluster.num_nodes"
-# Settings of the environment that older runs did not record, with the value that these runs had.
-NOT_RECORDED = {"env.wrappers": "[]", "env.preprocessing": True}
+JOINED = "hardware.joined_hosts"
+"""The number of other hosts whose actors took part in a run; no setting, but it defines a variant as well."""
+# Settings that older runs did not record, with the value that these runs had.
+NOT_RECORDED = {"env.wrappers": "[]", "env.preprocessing": True, "cluster.elastic": False}
 # Atari's defaults define no variant, since a variant may play Atari and other games.
 ATARI_DEFAULTS = {f"env.atari.{key}": value for key, value in AtariOptions().model_dump().items()}
 MAX_NAMED = 3  # largest number of settings in a label
 # The text of a setting in a label; other settings show the last part of their key.
 PHRASES = {
     NODES: "{} nodes",
+    JOINED: "",  # `_phrase` has its own words
+    "cluster.elastic": "",
     "env.num_envs": "{} envs",
     "env.num_levels": "{} levels",
     "env.distribution_mode": "{}",
@@ -150,8 +158,15 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def variant_settings(run: Run) -> dict[str, Any]:
-    """Return the settings that define the variant of a run, by dotted key."""
-    return _variant(run.record["config"], run.algorithm, run.mode)
+    """Return the settings that define the variant of a run, by dotted key, and JOINED if others joined it."""
+    settings, joined = _variant(run.record["config"], run.algorithm, run.mode), joined_hosts(run)
+    return {**settings, JOINED: joined} if joined else settings
+
+
+def joined_hosts(run: Run) -> int:
+    """Return the number of other hosts whose actors took part in a run of IMPALA."""
+    found = run.number("impala.remote.other_hosts")
+    return int(found) if math.isfinite(found) else 0
 
 
 def _variant(config: Mapping[str, Any], algorithm: str, mode: str) -> dict[str, Any]:
@@ -294,6 +309,10 @@ def _implied(key: str, differing: Sequence[str], variants: Sequence[Mapping[str,
 def _phrase(key: str, value: Any) -> str:
     if key == NODES and value == 1:
         return "1 node"
+    if key == JOINED:
+        return counted(value or 0, "joined host")
+    if key == "cluster.elastic":
+        return "elastic" if value else "not elastic"
     text = f"{value:g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
     if value is None:
         return f"no {key.split('.')[-1]}"

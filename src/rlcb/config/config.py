@@ -25,7 +25,7 @@ from rlcb.config.settings import (
     TrainingConfig,
 )
 from rlcb.config.values import Count, Section
-from rlcb.cpu import usable_cores, usable_memory
+from rlcb.cpu import usable_cores
 
 MAX_GROUP_SIZE = 8
 COUNT = TypeAdapter[int](Count, config=Section.model_config)
@@ -56,6 +56,16 @@ class Config(Section):
         return self.traits.has_actors and self.mode != "sequential"
 
     @property
+    def accepts_actors(self) -> bool:
+        """Whether actors of other machines may join the run (IMPALA)."""
+        return self.has_actors and (self.impala.actor_port is not None or self.cluster.elastic)
+
+    @property
+    def num_seats(self) -> int:
+        """How many actors of other machines the run has place for."""
+        return self.impala.max_remote_actors if self.accepts_actors else 0
+
+    @property
     def timesteps_per_update(self) -> int:
         """Samples of one update: a rollout of all environments, in A3C of one worker's, in IMPALA a batch of
         unrolls."""
@@ -84,7 +94,9 @@ class Config(Section):
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes; 1 except in the distributed mode."""
+        """Number of nodes that learn; 1 except in the distributed mode, and in elastic runs."""
+        if self.cluster.elastic:
+            return 1
         return self.cluster.num_nodes or len(self.cluster.node_workers or (1,))
 
     @property
@@ -203,6 +215,13 @@ class Config(Section):
                 f"parallel.timeout_seconds = {self.parallel.timeout_seconds:g}: the distributed mode has "
                 "cluster.timeout_seconds instead"
             )
+        elif self.cluster.elastic:
+            self._check_elastic()
+        elif self.impala.actor_port is not None:
+            raise ValueError(
+                f"impala.actor_port = {self.impala.actor_port}: in the distributed mode, only elastic runs "
+                "accept actors of other machines; set cluster.elastic to true"
+            )
         elif self.traits.is_asynchronous:
             raise ValueError("A3C shares its parameters in the memory of one machine: use mode parallel")
         else:
@@ -218,6 +237,16 @@ class Config(Section):
             raise ValueError(f"{key} and cluster.num_workers = {cluster.num_workers}: set one of them")
         if len(sizes) != self.num_nodes:
             raise ValueError(f"{key}: must have a number for each of cluster.num_nodes = {self.num_nodes}")
+
+    def _check_elastic(self) -> None:
+        if not self.has_actors:
+            raise ValueError(
+                f"cluster.elastic = true: only IMPALA has actors that come and go, not {self.traits.label}"
+            )
+        for key in ("compression", "reduction", "overlap", "average_every"):
+            value = getattr(self.cluster, key)
+            if value != ClusterConfig.model_fields[key].default:
+                raise ValueError(f"cluster.elastic = true and cluster.{key} = {value}: only node 0 learns")
 
     def _check_average(self) -> None:
         if self.cluster.average_every is None:
@@ -322,6 +351,8 @@ ACTOR_SETTINGS = (
     "max_actor_restarts",
     "actor_nice",
     "check_unwritten",
+    "actor_port",
+    "max_remote_actors",
 )
 
 
@@ -361,26 +392,3 @@ def flat_settings(config: Config) -> dict[str, Any]:
         return flat
 
     return walk(config.model_dump(), "")
-
-
-PASSES_SHARE = 0.25  # of the memory: the largest default size of the activation cache
-
-
-def with_shard_of_minibatch(config: Config, workers: int) -> Config:
-    """Return the configuration with which a node of so many workers learns: if nodes learn by themselves,
-    with its part of a minibatch."""
-    batch_size = config.training.batch_size
-    if config.cluster.average_every is None or batch_size is None:
-        return config
-    training = config.training.model_copy(update={"batch_size": batch_size * workers // config.num_processes})
-    return config.model_copy(update={"training": training})
-
-
-def caches_activations(config: Config, sample_bytes: int) -> bool:
-    """Whether a run caches the activations of acting, with `sample_bytes` per sample (0: it has none)."""
-    if not config.traits.caches_activations or not sample_bytes:
-        return False
-    if config.hardware.keep_acting_passes is not None:
-        return config.hardware.keep_acting_passes
-    samples = config.training.n_steps * config.envs_per_node
-    return samples * sample_bytes <= PASSES_SHARE * usable_memory()

@@ -253,6 +253,11 @@ class ImpalaConfig(Section):
     """Nice value of actors, so that learners run first on shared cores."""
     check_unwritten: bool = False
     """Fill unrolls with sentinel values before they are written, and fail if a learner reads one."""
+    actor_port: Annotated[NonNegative, Field(le=65535)] | None = None
+    """Port on which a parallel run accepts actors of other machines (`rlcb join`); 0: any free port; null:
+    it accepts none. There is no authentication."""
+    max_remote_actors: Count = 64
+    """Actors of other machines that a run accepts at the same time."""
 
 
 class ParallelConfig(Section):
@@ -299,6 +304,9 @@ class ClusterConfig(Section):
     floating-point error."""
     overlap: bool = False
     """Sum the gradients of the last layers while the gradients of the first are computed."""
+    elastic: bool = False
+    """IMPALA only: node 0 learns and the other nodes only act for it. They may die, leave, and come at any
+    time; their number is no part of the run."""
     average_every: Count | None = None
     """For slow networks, PPO and A2C: each node learns from its own rollouts, and every so many updates
     parameters and moments of the optimizer become their means over the nodes. null: every gradient is summed

@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rlcb.config.config import Config, caches_activations
+from rlcb.config.config import Config
+from rlcb.config.derived import caches_activations
 from rlcb.machine.profile import NetworkSpeed, Profile, describe_env, env_key, resolved_model
 
 

@@ -11,17 +11,12 @@ import time
 
 import torch
 
-from rlcb import cpu, seeding
-from rlcb.envs.spaces import Spaces
-from rlcb.envs.vector_env import groups_of, make_vector_env, native_threads, spaces_of
 from rlcb.errors import Interrupted
 from rlcb.parallel.parameter_snapshot import ParameterSnapshot
 from rlcb.parallel.unroll_store import UnrollStore
+from rlcb.parallel.unroll_writer import UnrollWriter
 from rlcb.parallel.worker_context import SupervisedContext
-from rlcb.rl.collector import Collector
-from rlcb.rl.learner import flatten_parameters
-from rlcb.rl.models import make_model
-from rlcb.rl.timing import PHASES, PhaseTimer
+from rlcb.rl.timing import PHASES
 from rlcb.training.profiler import maybe_profile
 from rlcb.training.run_spec import RunSpec
 
@@ -45,28 +40,18 @@ class Actor:
         assert context.queues is not None
         self.free, self.full = context.queues
         node_rank = 0 if context.world is None else context.world.node_rank
-        self.first_env = (node_rank * config.actors_per_node + self.number) * config.envs_per_process
-        self.timer = PhaseTimer()
-        cpu.set_torch_threads(1)
         os.nice(config.impala.actor_nice)
-        run_envs = range(self.first_env, self.first_env + config.envs_per_process)
-        self.groups, envs = groups_of(run_envs, config.group_size)
-        seed = config.training.seed
-        seeds = [seeding.group_seed(seed, group) for group in self.groups]
-        self.env = make_vector_env(config.env, seeds, config.group_size, native_threads(1), envs=envs)
-        self.spaces: Spaces = spaces_of(self.env)
-        self.model = make_model(config.model, self.spaces, seed, config.hardware.kernels)
-        self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        first_env = (node_rank * config.actors_per_node + self.number) * config.envs_per_process
+        self.writer = UnrollWriter(config, first_env)
+        self.spaces, self.num_parameters = self.writer.spaces, self.writer.num_parameters
+        self.timer = self.writer.timer
         is_first = self.number == node_rank == context.generation == 0
         self.profile_unroll = maybe_profile(spec.trace_folder if is_first else None, "actor")
 
     def join(self, store: UnrollStore, snapshot: ParameterSnapshot) -> None:
         """Connect to the shared memory, which exists once the learner knows the spaces."""
         self.store, self.snapshot = store, snapshot
-        self.parameters = flatten_parameters(self.model, torch.zeros(self.num_parameters))  # [P]
-        self.collector = Collector(
-            self.env, self.model, self.config.training.seed, self.first_env, self.timer, self.heartbeat
-        )
+        self.writer.reset(self.heartbeat)
         store.claims[self.number] += store.claims[self.number] % 2  # the actor before may have died at odd
         store.threads[self.number] = torch.get_num_threads()
 
@@ -89,15 +74,15 @@ class Actor:
                 self.full.put(slot)
                 first = False
         except (RunEnded, Interrupted):
-            self.env.close()
+            self.writer.close()
 
     def _take_slot(self) -> int:
         """Wait for this actor's turn and then for a free slot; return its number.
 
-        No actor gets more than `impala.max_policy_lag` unrolls ahead of the slowest. So every environment
-        contributes equally, and without lag every update has exactly one unroll of each actor.
+        No actor gets more than `impala.max_policy_lag` unrolls ahead of the slowest of its node. So every
+        environment contributes equally, and without lag every update has exactly one unroll of each actor.
         """
-        begun = self.store.begun
+        begun = self.store.begun[: self.store.size.actors]
         while begun[self.number] - begun.min() > self.config.impala.max_policy_lag:
             self.heartbeat()
             time.sleep(TURN_SECONDS)
@@ -115,13 +100,17 @@ class Actor:
         """Write one unroll into a slot: T steps of E environments with the newest parameters."""
         store, number = self.store, int(self.store.begun[self.number])
         store.begun[self.number] += 1
-        store.version[slot] = self.snapshot.read(self.parameters)  # overwrites the network's parameters
+        store.version[slot] = self.snapshot.read(
+            self.writer.parameters
+        )  # overwrites the network's parameters
         store.number[slot], store.fresh[slot] = number, first
         unroll = store.unroll(slot)  # observations [T, E, ...], the rest [T, E]
+        start = time.monotonic()
         with self.profile_unroll():
-            episodes = self.collector.collect(unroll, number)
+            episodes = self.writer.write(unroll, number)
+        store.seconds[slot] = time.monotonic() - start
         store.write_episodes(slot, episodes)
-        store.last_observations[slot] = self.collector.observations  # [E, ...], after the last step
+        store.last_observations[slot] = self.writer.collector.observations  # [E, ...], after the last step
         store.phases[self.number] = [self.timer.seconds[phase] for phase in PHASES]
 
     def _continue_from_predecessor(self) -> None:
@@ -131,7 +120,4 @@ class Actor:
         for phase, seconds in zip(PHASES, self.store.phases[self.number], strict=True):
             self.timer.seconds[phase] += float(seconds)
         if self.context.generation or begun:
-            seed = self.config.training.seed
-            self.collector.observations = self.env.restart(
-                [seeding.restart_seed(seed, group, begun) for group in self.groups]
-            )
+            self.writer.restart(begun)

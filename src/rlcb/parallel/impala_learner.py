@@ -24,6 +24,7 @@ from rlcb.config.config import Config
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import RunError, UsageError
 from rlcb.parallel.calibration import Calibration
+from rlcb.parallel.gate import Gate
 from rlcb.parallel.parameter_snapshot import ParameterSnapshot, snapshot_bytes
 from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_batches import Batches
@@ -45,7 +46,14 @@ def store_size(config: Config, spaces: Spaces) -> StoreSize:
             f"impala.max_policy_lag = {config.impala.max_policy_lag} needs {slots} slots of unrolls; "
             f"there can be {SlotQueue.CAPACITY}"
         )
-    return StoreSize(slots, config.actors_per_node, config.training.n_steps, config.envs_per_process, spaces)
+    return StoreSize(
+        slots,
+        config.actors_per_node,
+        config.training.n_steps,
+        config.envs_per_process,
+        spaces,
+        config.num_seats,
+    )
 
 
 def unrolls_per_batch(config: Config) -> int:
@@ -87,8 +95,12 @@ class ImpalaLearner(LearningProcess):
             config, spaces, len(self.learner.parameters), shared_memory
         )
         training, size = config.training, unrolls_per_batch(config)
-        self.batches = Batches(self.store, context, heartbeat, size, config.impala.check_unwritten)
-        self.scaler = RewardScaler(config.envs_per_node, training.gamma, training.reward_clip)
+        self.gate = self._open_gate()
+        """Lets actors of other machines take part; only in the first learner of a run that accepts them."""
+        check, seats = config.impala.check_unwritten, None if self.gate is None else self.gate.seats
+        self.batches = Batches(self.store, context, heartbeat, size, check, seats)
+        writers_envs = config.envs_per_node + config.num_seats * config.envs_per_process
+        self.scaler = RewardScaler(writers_envs, training.gamma, training.reward_clip)
         self.waits_before = self._actor_waits()
         """Seconds that each actor of this node had waited by the last update boundary."""
         self.wait_before = 0.0
@@ -100,6 +112,13 @@ class ImpalaLearner(LearningProcess):
         self.joint_metrics: dict[str, float | None] = {}
         """Policy lag, restarts, waiting times and rewards of all nodes in the last update; main process
         only."""
+
+    def _open_gate(self) -> Gate | None:
+        queues = self.context.queues
+        if not self.config.accepts_actors or not self.leads:
+            return None
+        assert queues is not None
+        return Gate(self.config, self.spaces, self.store, self.snapshot, queues)
 
     @property
     def leads(self) -> bool:
@@ -115,6 +134,7 @@ class ImpalaLearner(LearningProcess):
             **({} if self.calibration is None else {"calibration": self.calibration.describe()}),
             "unrolls": f"{self.batches.batch_size} in a batch, {size.slots} slots of {slot_mb:.1f} MB"
             f"{where}, policy lag at most {impala.max_policy_lag}",
+            **({} if self.gate is None else {"remote actors": self.gate.describe()}),
         }
 
     def iterate(self, learning_rate: float) -> Update:
@@ -122,6 +142,8 @@ class ImpalaLearner(LearningProcess):
         if self.leads and not self.batches.given:  # the first update
             self.snapshot.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(range(self.store.size.slots))
+            if self.gate is not None:
+                self.gate.start()
         slots = self._take_batch()
         columns = self.store.columns(slots)  # [B], into the rollout [T, N, ...]
         self.lags = self.counters.updates - self.store.version[slots]
@@ -134,10 +156,21 @@ class ImpalaLearner(LearningProcess):
         episodes: list[Episode] = []
         if self.leads:  # the other learners are done as well, since their gradients were summed
             episodes = self.store.episodes_of(slots)
+            self._note_remote(slots)
             self.reward_per_step = float(self.store.rollout.rewards[:, columns].mean(dtype=np.float64))
             self.snapshot.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(slots)
         return Update(self.exchange(episodes), metrics | self.joint_metrics)
+
+    def _note_remote(self, slots: list[int]) -> None:
+        """Count whose unrolls were learned from, and tell the gate how far the run is."""
+        if self.gate is not None:
+            self.gate.check()
+            self.gate.seats.count_learned(slots)
+            self.gate.progress = asdict(self.counters)
+
+    def news(self) -> list[str]:
+        return [] if self.gate is None else self.gate.news()
 
     def _take_batch(self) -> list[int]:
         """Wait for the node's next batch, scale its rewards, and return its slots in every learner.
@@ -198,7 +231,7 @@ class ImpalaLearner(LearningProcess):
 
     def _actor_waits(self) -> NDArray[np.float64]:
         """Seconds that each actor of this node has waited."""
-        return self.store.phases[:, PHASES.index("wait")].copy()
+        return self.store.phases[: self.store.size.actors, PHASES.index("wait")].copy()
 
     def _contribution(self, episodes: list[Episode]) -> dict[str, Any]:
         """Return this process's part of `exchange`; a node's first learner adds its actors."""
@@ -211,8 +244,8 @@ class ImpalaLearner(LearningProcess):
         }
         self.wait_before = wait
         if self.leads:
-            waits = self._actor_waits()
-            part["actor_phases"] = [dict(zip(PHASES, row, strict=True)) for row in store.phases.tolist()]
+            waits, rows = self._actor_waits(), store.phases[: store.size.actors].tolist()
+            part["actor_phases"] = [dict(zip(PHASES, row, strict=True)) for row in rows]
             part["actor_threads"], part["begun"] = store.threads.tolist(), store.begun.tolist()
             part["actors_waited"] = float(np.mean(waits - self.waits_before))
             part["lags"] = self.lags.tolist()
@@ -236,6 +269,7 @@ class ImpalaLearner(LearningProcess):
             "impala/actor_restarts": float(sum(node["replaced"] for node in nodes)),
             "profile/actor_wait_seconds": round(fmean(node["actors_waited"] for node in nodes), 5),
             "profile/learner_wait_seconds": round(fmean(part["waited"] for part in parts), 5),
+            **({} if self.gate is None else self.gate.metrics()),
         }
         if self.take_state:
             threads = [part["threads"] for part in parts]
@@ -249,6 +283,7 @@ class ImpalaLearner(LearningProcess):
                 "begun": [node["begun"] for node in nodes],
                 "replaced_actors": [node["replaced"] for node in nodes],
                 "phase_seconds": self.phase_seconds,
+                "remote": None if self.gate is None else self.gate.record(),
                 "threads": threads + [count for node in nodes for count in node["actor_threads"]],
             }
         return sorted((episode for part in parts for episode in part["episodes"]), key=lambda each: each[:2])
@@ -267,18 +302,23 @@ class ImpalaLearner(LearningProcess):
             node, actors = self.communicator.node_rank, self.store.size.actors
             self.batches.replaced = state["replaced_actors"][node]
             self.context.report_replaced(self.batches.replaced)
-            self.store.begun[:] = state["begun"][node]
+            begun = state["begun"][node][: self.store.size.writers]  # it may have had other seats
+            self.store.begun[: len(begun)] = begun
+            if self.gate is not None and state.get("remote") is not None:
+                self.gate.load(state["remote"])
             saved = state["phase_seconds"][self.communicator.world_size + node * actors :][:actors]
-            self.store.phases[:] = [[phases[phase] for phase in PHASES] for phases in saved]
+            self.store.phases[:actors] = [[phases[phase] for phase in PHASES] for phases in saved]
             self.waits_before = self._actor_waits()
 
     def finish(self) -> Update | None:
         """Tell the actors that the last update is made."""
-        self.close()
+        self.close("completed")
         return None
 
-    def close(self) -> None:
+    def close(self, status: str = "stopped") -> None:
         self.store.finished[0] = 1
+        if self.gate is not None:
+            self.gate.close(status)
 
     def process_names(self) -> list[str]:
         learners, config = list(self.communicator.names), self.config
@@ -307,5 +347,6 @@ class ImpalaLearner(LearningProcess):
                 "actor_wait_seconds": round(fmean(each["wait"] for each in actors), 3),
                 "actor_restarts": int(self.joint_metrics["impala/actor_restarts"] or 0),
                 "calibration": None if self.calibration is None else self.calibration.to_dict(),
+                **({} if self.gate is None else {"remote": self.gate.record()}),
             },
         }

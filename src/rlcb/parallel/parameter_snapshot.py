@@ -48,6 +48,11 @@ class ParameterSnapshot:
         self.versions[index] = version
         self.latest[0] = index
 
+    @property
+    def version(self) -> int:
+        """The version that was published last; negative while the next one is being written. 0 at first."""
+        return int(self.versions[int(self.latest[0])])
+
     def read(self, parameters: torch.Tensor) -> int:
         """Overwrite `parameters` (P,) with the newest published ones; return their version. Waits for the
         first publication."""

@@ -45,3 +45,12 @@ class SlotQueue:
         while (slot := self.get(0.0)) is not None:
             slots.append(slot)
         return slots
+
+    def is_empty(self) -> bool:
+        """Whether no number is there now."""
+        return not select.select([self.ends[0].fileno()], [], [], 0)[0]
+
+    def put_first(self, slot: int) -> None:
+        """Put a number before all that are there now. Numbers that are put meanwhile may come before it."""
+        for each in [slot, *self.drain()]:
+            self.put(each)

@@ -54,7 +54,7 @@ def train_in_workers(spec: RunSpec) -> int:
     calibration, config = None, spec.config
     if config.has_actors and None in (config.impala.num_actors, config.impala.num_learners):
         print("Measuring how many actors and learners suit this machine: a few seconds", flush=True)
-        with StopSignal() as stop:
+        with StopSignal(repeats=config.mode == "distributed") as stop:
             try:
                 config, calibration = calibrate(config, stop.check)
             except Interrupted as interruption:
@@ -82,8 +82,8 @@ def train_on_node(
     if busy * spec.num_threads > cores:
         threads = counted(spec.num_threads, "thread")
         logger.warning("%d workers of %s share %s", busy, threads, counted(cores, "usable core"))
-    workers = spec.config.ranks_on(node)
-    with spec.claimed_cores(workers) as pinning, StopSignal(repeats=world is not None) as stop:
+    workers, repeats = spec.config.ranks_on(node), spec.config.mode == "distributed"
+    with spec.claimed_cores(workers) as pinning, StopSignal(repeats=repeats) as stop:
         spec = replace(spec, pinning=pinning)
         supervisor = Supervisor(worker_context(spec.config.env.id), module, spec, world, calibration)
         try:
@@ -212,8 +212,9 @@ class Supervisor:
     def _report_hangs(self) -> None:
         """Note an error of every worker that hangs, as heartbeat.py defines it."""
         section, timeout, self_reporting = "parallel", self.config.parallel.timeout_seconds, range(0)
-        if self.world is not None:
+        if self.config.mode == "distributed":
             section, timeout = "cluster", self.config.cluster.timeout_seconds
+        if self.world is not None:
             self_reporting = range(self.learners)
         for rank in self.heartbeats.hanging(timeout, self_reporting):
             if not self.workers[rank].errors and not self.workers[rank].ended:

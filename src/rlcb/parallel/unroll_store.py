@@ -36,6 +36,13 @@ class StoreSize:
     num_envs: int
     """E, the environments of an unroll."""
     spaces: Spaces
+    seats: int = 0
+    """How many actors of other machines the store has place for (gate.py)."""
+
+    @property
+    def writers(self) -> int:
+        """The actors of this node, numbered from 0, and the seats, which follow them."""
+        return self.actors + self.seats
 
 
 def header_layout(size: StoreSize) -> Layout:
@@ -52,10 +59,11 @@ def header_layout(size: StoreSize) -> Layout:
         "last_observations": ((size.slots, size.num_envs, *shape), observation),  # after the last step
         "num_episodes": ((size.slots,), integers),
         "episodes": ((size.slots, samples, len(Episode._fields)), doubles),
-        "begun": ((size.actors,), integers),  # unrolls that each actor has begun
-        "claims": ((size.actors,), integers),  # odd while an actor may have taken a slot but not said so
+        "seconds": ((size.slots,), doubles),  # that the unroll took to write
+        "begun": ((size.writers,), integers),  # unrolls that each actor has begun
+        "claims": ((size.writers,), integers),  # odd while an actor may have taken a slot but not said so
         "threads": ((size.actors,), integers),
-        "phases": ((size.actors, len(PHASES)), doubles),
+        "phases": ((size.writers, len(PHASES)), doubles),
         "finished": ((1,), integers),  # whether actors may leave
     }
 
@@ -79,6 +87,7 @@ class UnrollStore:
     last_observations: NDArray[Any]
     num_episodes: NDArray[np.int64]
     episodes: NDArray[np.float64]
+    seconds: NDArray[np.float64]
     begun: NDArray[np.int64]
     claims: NDArray[np.int64]
     threads: NDArray[np.int64]
@@ -105,11 +114,11 @@ class UnrollStore:
 
     def owner_id(self, actor: Any, generation: Any) -> Any:
         """The number, above 0, that an actor process writes into `owner`. Arguments may be arrays."""
-        return 1 + actor + self.size.actors * generation
+        return 1 + actor + self.size.writers * generation
 
     def actor_of(self, slot: int) -> int:
         """The number of the actor that wrote a slot, whatever its generation."""
-        return (int(self.owner[slot]) - 1) % self.size.actors
+        return (int(self.owner[slot]) - 1) % self.size.writers
 
     def write_episodes(self, slot: int, episodes: list[Episode]) -> None:
         """Store the episodes that ended in a slot's unroll."""

@@ -180,6 +180,10 @@ class LearningProcess:
         if saved != self.spaces:
             raise UsageError(f"the checkpoint was saved for {saved}, the environment has {self.spaces}")
 
+    def news(self) -> list[str]:
+        """Return lines that the run prints after this update, such as who joined it."""
+        return []
+
     def process_names(self) -> list[str]:
         """Return the names of the processes, in the order of `phase_seconds`."""
         names = list(self.communicator.names)

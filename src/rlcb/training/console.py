@@ -151,6 +151,13 @@ class RunProgress:
         remaining = [] if left is None else [f"{clock(left)} left"]
         self.bar.show(self.budget.share_used(self.updates, elapsed), [*remaining, *self.parts])
 
+    def print_line(self, text: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if self.bar is None:
+            print(text, flush=True)
+        else:
+            self.bar.print_line(text)
+
     def _warn(self, text: str) -> None:
         """Print a warning, above the bar if there is one."""
         if self.bar is None:
@@ -202,6 +209,16 @@ def count_processes(record: dict[str, Any]) -> dict[str, str]:
             f"{slowest['mean_busy_seconds']:.1f} s on average"
         )
     return {**kinds, "Total environments": environments}
+
+
+def describe_joined(remote: dict[str, Any] | None) -> dict[str, str]:
+    """Return the summary's row about actors of other machines, from a record's `impala.remote`; {} if there
+    were none."""
+    if remote is None or not remote["other_hosts"]:
+        return {}
+    parts = [f"{count:,} by {host}" for host, count in remote["unrolls"].items()]
+    late = remote["unrolls_late"]
+    return {"Unrolls": ", ".join(parts) + (f"; {late:,} came too late" if late else "")}
 
 
 def who_waited(record: dict[str, Any]) -> str:
@@ -260,6 +277,7 @@ def print_summary(record: dict[str, Any], root: Path, checkpoint: Path | None) -
             if part["share"] >= 0.005
         ),
         **({"Who waited": who_waited(record)} if "impala" in record else {}),
+        **describe_joined(record.get("impala", {}).get("remote")),
         **({"Tracking": tracking_text(record["tracking"])} if "tracking" in record else {}),
         "Checkpoint": "none" if checkpoint is None else checkpoint,
         "Results": root,

@@ -148,6 +148,8 @@ class Recorder:
         if self.tracking is not None:
             self.tracking.check()
         self.progress.update(row)
+        for line in self.trainer.news():
+            self.progress.print_line(line)
         seconds = self.snapshot["elapsed_seconds"] - self.saved_at[1]
         interval = self.config.logging.checkpoint_interval
         # The count may rise by more than one: A3C's first worker sees only its own updates.

@@ -15,6 +15,7 @@ from rlcb.files import write_json
 from rlcb.machine.efficiency import efficiency_of
 from rlcb.rl.statistics import EpisodeStatistics
 from rlcb.software import describe_software
+from rlcb.text import counted
 from rlcb.training.metrics_writer import sound_rows, write_columns
 from rlcb.training.run_folder import RunFolder
 from rlcb.training.run_spec import RunSpec
@@ -44,7 +45,7 @@ def write_record(
         "env": config.env.id,
         "seed": config.training.seed,
         **metrics,
-        **efficiency_of(config, metrics["average_fps"], threads[0] if threads else None, kernels),
+        **_efficiency(config, metrics, kernels),
         "hardware": {**describe_machine(), "threads": threads, "kernels": kernels},
         "software": describe_software(),
         "config": config.model_dump(mode="json"),
@@ -73,6 +74,16 @@ def write_record(
     except OSError as error:
         raise RunError(f"cannot write the results to {folder.root}: {error.strerror or error}") from error
     return record
+
+
+def _efficiency(config: Config, metrics: dict[str, Any], kernels: str | None) -> dict[str, Any]:
+    """Return `efficiency` and `efficiency_note`, which compare a run with the limit of one machine."""
+    others = ((metrics.get("impala") or {}).get("remote") or {}).get("other_hosts", 0)
+    if others:
+        note = f"actors of {counted(others, 'other host')} took part"
+        return {"efficiency": None, "efficiency_note": note}
+    threads = [worker["threads"] for worker in metrics["workers"]]
+    return efficiency_of(config, metrics["average_fps"], threads[0] if threads else None, kernels)
 
 
 def write_failed_record(folder: RunFolder, config: Config) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from rlcb import seeding
-from rlcb.config.config import Config, caches_activations, with_shard_of_minibatch
+from rlcb.config.config import Config
+from rlcb.config.derived import caches_activations, with_shard_of_minibatch
 from rlcb.envs.vector_env import groups_of, make_vector_env, native_threads, spaces_of
 from rlcb.errors import UsageError
 from rlcb.rl.activation_cache import ActivationCache, activation_bytes

@@ -1,0 +1,101 @@
+"""Elastic IMPALA between two hosts joined by a shaped link, one of them slow, against synchronous IMPALA.
+
+    venv/bin/python -m perf.elastic
+
+As root, with iproute2: the hosts are network namespaces, each kept on a core of its own. The first host has
+the learner and an actor, the second one only an actor, or in the synchronous run a learner and an actor as
+well. A slow host shares its core with three busy programs. Rounds alternate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from perf.measure import interleave, save, table
+from rlcb.text import counted
+from tests import runs
+from tests.cluster_runs import IMPALA, Nodes, start, two_hosts
+
+ALONE = "one host alone"
+ENVS, STEPS, UNROLLS, SECONDS, WARM_SECONDS, BUSY = 16, 16, 8, 14, 4, 3
+
+
+@contextlib.contextmanager
+def slowed(core: int, programs: int) -> Iterator[None]:
+    """So many busy programs on one core."""
+    words = ["taskset", "-c", str(core), "sh", "-c", "while :; do :; done"]
+    spinners = [subprocess.Popen(words) for _ in range(programs)]
+    try:
+        yield
+    finally:
+        for each in spinners:
+            each.kill()
+            each.wait()
+
+
+def measure(elastic: bool, hosts: int, rate: str, busy: int, architecture: str) -> float:
+    """Return the timesteps per second of a run after WARM_SECONDS."""
+    each = ENVS if elastic else ENVS * hosts
+    flags: tuple[object, ...] = (
+        *("--env", "coinrun", "--num-envs", each, "--n-steps", STEPS, "--batch-size", UNROLLS * ENVS * STEPS),
+        *("--num-actors", 1, "--set", "impala.num_learners=1", "--duration", f"{SECONDS}s"),
+        *("--set", f"model.architecture={architecture}", "--set", "logging.tensorboard=false"),
+        *(("--elastic",) if elastic else ()),
+    )
+    with tempfile.TemporaryDirectory() as folder, two_hosts(rate) as (names, address), slowed(1, busy):
+        output = Path(folder) / "run"
+        with Nodes(address, names) as nodes:
+            for node in range(hosts):
+                inside = ["taskset", "-c", str(node), "ip", "netns", "exec", names[node]]
+                place = nodes.place[2:] if elastic else nodes.place
+                words = runs.command(IMPALA, *flags, *place, "--node-rank", node, "--output-dir", output)
+                nodes.processes.append(start([*inside, *words]))
+            for code, _, errors in nodes.wait(120):
+                if code:
+                    raise SystemExit(errors)
+        rows = runs.rows(output)
+    rows = [row for row in rows if row["time/elapsed_seconds"] > WARM_SECONDS]
+    steps = rows[-1]["timesteps"] - rows[0]["timesteps"]
+    return float(steps / (rows[-1]["time/elapsed_seconds"] - rows[0]["time/elapsed_seconds"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--architecture", default="nature", choices=("nature", "impala"))
+    parser.add_argument("--rounds", type=int, default=1)
+    arguments = parser.parse_args()
+    ways = {
+        ALONE: (True, 1, "1gbit", 0),
+        "elastic, 1 Gb/s": (True, 2, "1gbit", 0),
+        "elastic, 100 Mb/s": (True, 2, "100mbit", 0),
+        "elastic, 1 Gb/s, second host slow": (True, 2, "1gbit", BUSY),
+        "synchronous, 1 Gb/s": (False, 2, "1gbit", 0),
+        "synchronous, 100 Mb/s": (False, 2, "100mbit", 0),
+        "synchronous, 1 Gb/s, second host slow": (False, 2, "1gbit", BUSY),
+    }
+    comparison = interleave(
+        {name: partial(measure, *way, arguments.architecture) for name, way in ways.items()},
+        arguments.rounds,
+    )
+    rounds = counted(arguments.rounds, "round")
+    title = (
+        f"IMPALA on coinrun, {arguments.architecture} network, {ENVS} environments x {STEPS} steps for each "
+        f"actor, batches of {UNROLLS} unrolls: two hosts of a core each that share one machine, joined by a "
+        f"shaped link, {rounds} in turn of {SECONDS} s, without their first {WARM_SECONDS} s"
+    )
+    medians = {name: statistics.median(rates) for name, rates in comparison.rates.items()}
+    text = f"{title}\n\n{table(comparison, ALONE, 'timesteps/s')}"
+    save(f"elastic_{arguments.architecture}", text, {"rates": comparison.rates, "medians": medians})
+
+
+if __name__ == "__main__":
+    main()

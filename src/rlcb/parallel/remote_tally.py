@@ -1,0 +1,85 @@
+"""What a run tells of its actors on other machines: how many there are, and what they contributed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any
+
+from rlcb.parallel.world import host_name
+from rlcb.text import counted
+
+SETTLE_SECONDS = 1.5  # a machine's actors come one after another: one line for all of them
+MAX_EVENTS = 1000  # of the record; older ones are dropped
+
+
+class RemoteTally:
+    """Counts connected actors, unrolls and late unrolls by host. The gate's lock guards it."""
+
+    def __init__(self, local_actors: int) -> None:
+        self.local_actors = local_actors
+        self.own_host = host_name()
+        self.connected: Counter[str] = Counter()
+        self.unrolls: Counter[str] = Counter()
+        """Unrolls that were learned from, by the host that wrote them; `own_host` is the learner's."""
+        self.late = 0
+        """Unrolls that came after their slot had been given to another actor, and were thrown away."""
+        self.events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+        """For each change of a host's number of actors: time, host, actors."""
+        self._announced: Counter[str] = Counter()
+        self._changed_at: dict[str, float] = {}
+
+    def add(self, host: str, actors: int) -> None:
+        """Note that actors of a host came, or left if `actors` is negative."""
+        self.connected[host] += actors
+        self._changed_at[host] = time.monotonic()
+
+    def news(self) -> list[str]:
+        """Return a line for each host whose number of actors has changed and is settled."""
+        lines = []
+        now, total = time.monotonic(), self.local_actors + sum(self.connected.values())
+        for host in [each for each, at in self._changed_at.items() if now - at >= SETTLE_SECONDS]:
+            del self._changed_at[host]
+            before, actors = self._announced[host], self.connected[host]
+            if actors == before:
+                continue
+            self._announced[host] = actors
+            moment = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            self.events.append({"time": moment, "host": host, "actors": actors})
+            if not actors:
+                lines.append(f"actor node {host} left: {counted(total, 'actor')} in all")
+            elif before:
+                lines.append(
+                    f"actor node {host}: {counted(actors, 'actor')} instead of {before}, {total} in all"
+                )
+            else:
+                lines.append(f"actor node {host} joined: {counted(actors, 'actor')}, {total} in all")
+        return lines
+
+    def count_learned(self, hosts: Iterable[str | None]) -> None:
+        """Count unrolls that were learned from; None stands for this host."""
+        self.unrolls.update(host or self.own_host for host in hosts)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of an update."""
+        return {
+            "impala/remote_actors": float(sum(self.connected.values())),
+            "impala/unrolls_late": float(self.late),
+        }
+
+    def record(self) -> dict[str, Any]:
+        """Return plain values for the record of the run and for checkpoints."""
+        return {
+            "other_hosts": len({*self.unrolls} - {self.own_host}),
+            "unrolls": dict(self.unrolls),
+            "unrolls_late": self.late,
+            "events": list(self.events),
+        }
+
+    def load(self, record: dict[str, Any]) -> None:
+        """Continue from what `record` returned, with no actor connected."""
+        self.unrolls = Counter(record["unrolls"])
+        self.late = record["unrolls_late"]
+        self.events.extend(record["events"])

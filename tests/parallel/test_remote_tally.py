@@ -1,0 +1,54 @@
+"""What a run tells of actors on other machines."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlcb.parallel import remote_tally
+from rlcb.parallel.remote_tally import RemoteTally
+
+
+@pytest.fixture
+def tally(monkeypatch: pytest.MonkeyPatch) -> RemoteTally:
+    monkeypatch.setattr(remote_tally, "SETTLE_SECONDS", 0.0)
+    return RemoteTally(local_actors=4)
+
+
+def test_a_machine_that_comes_changes_and_leaves_is_a_line_each(tally: RemoteTally) -> None:
+    for _ in range(8):
+        tally.add("gpu2", 1)
+    assert tally.news() == ["actor node gpu2 joined: 8 actors, 12 in all"]
+    assert tally.news() == []
+    tally.add("gpu2", -1)
+    tally.add("gpu3", 1)
+    assert tally.news() == [
+        "actor node gpu2: 7 actors instead of 8, 12 in all",
+        "actor node gpu3 joined: 1 actor, 12 in all",
+    ]
+    tally.add("gpu2", -7)
+    assert tally.news() == ["actor node gpu2 left: 5 actors in all"]
+    assert [(each["host"], each["actors"]) for each in tally.record()["events"]] == [
+        *(("gpu2", 8), ("gpu2", 7), ("gpu3", 1), ("gpu2", 0)),
+    ]
+
+
+def test_actors_that_come_one_after_another_are_told_once_they_are_all_there() -> None:
+    tally = RemoteTally(1)
+    tally.add("gpu2", 1)
+    assert tally.news() == []
+    tally.add("gpu2", -1)
+    tally._changed_at["gpu2"] -= 10
+    assert tally.news() == []  # it left again before anybody was told
+
+
+def test_a_resumed_run_continues_the_counts(tally: RemoteTally) -> None:
+    tally.count_learned([None, "gpu2", "gpu2"])
+    tally.late = 3
+    tally.add("gpu2", 2)
+    tally.news()
+    other = RemoteTally(4)
+    other.load(tally.record())
+    other.count_learned(["gpu2"])
+    assert other.record()["unrolls"] == {other.own_host: 1, "gpu2": 3}
+    assert other.record()["unrolls_late"] == 3
+    assert [each["actors"] for each in other.record()["events"]] == [2]
