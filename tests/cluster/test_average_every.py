@@ -82,12 +82,36 @@ def test_two_nodes_average_what_each_has_learned(algorithm: str, every: int, tmp
     assert runs.record(tmp_path / "run")["total_timesteps"] == 64 * 5
 
 
+def test_a_measured_number_is_recorded_printed_and_kept_when_the_run_is_resumed(tmp_path: Path) -> None:
+    folder, found = tmp_path / "run", []
+    for updates in (6, 12):
+        flags = (
+            *("--env", "CartPole-v1", "--num-envs", 8, "--n-steps", 8, "--set", "model.mlp_sizes=[8]"),
+            *("--set", "logging.tensorboard=false", "--set", "cluster.average_every=auto"),
+            *("--num-workers", 1, "--total-timesteps", 64 * updates, "--output-dir", folder),
+            *(("--resume", "auto") if found else ()),
+        )
+        with Nodes(cluster_runs.own_address()) as nodes:
+            nodes.start("train.py --algorithm a2c --mode distributed", *flags)
+            (code, output, errors), (other_code, _, other_errors) = nodes.wait(120)
+        assert (code, other_code) == (0, 0), errors + other_errors
+        assert " ".join(output.split()).count("(measured: an average ") == 1
+        found.append(runs.record(folder)["averages"])
+    first, second = found
+    assert first == second
+    assert first["after_update"] == 4
+    average, update, every = first["average_seconds"], first["update_seconds"], first["every"]
+    assert average / (every * update + average) < 0.1
+    assert runs.record(folder)["total_updates"] == 12
+
+
 @pytest.mark.parametrize(
     ("algorithm", "training", "cluster", "message"),
     [
         ("impala", {}, {}, "only PPO and A2C have this setting, not IMPALA"),
         ("a2c", {}, {"compression": "bf16"}, "cluster.compression = bf16: no gradient is sent"),
         ("a2c", {}, {"overlap": True}, "cluster.overlap = True: no gradient is sent"),
+        ("ppo", {"batch_size": 34}, {"node_workers": (1, 3)}, r"multiple of 4, the parts of .*\[1, 3\]"),
         (
             "ppo",
             {"batch_size": 33},

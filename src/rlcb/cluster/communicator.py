@@ -251,8 +251,7 @@ class ClusterCommunicator(GlooCommunicator):
 
     def facts(self) -> dict[str, str]:
         if self.config.average_every is not None:
-            updates = "update" if self.config.average_every == 1 else f"{self.config.average_every} updates"
-            return {"gradient sums": f"within nodes; averages of the nodes every {updates}"}
+            return {"gradient sums": "within nodes"}
         gradient, small = self.metrics()["reduction"].values()
         text = WORDS[gradient["used"]]
         if gradient["bytes"] is not None:

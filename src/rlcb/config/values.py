@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 from pydantic_core import PydanticCustomError
@@ -18,6 +18,17 @@ def _whole(value: Any) -> Any:
         with _expected():
             return parse_count(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _count_or_auto(value: Any) -> Any:
+    """Refuse other values than `auto` and whole numbers from 1 in one sentence, not one for each type."""
+    try:
+        whole = value if value == "auto" else _whole(value)
+    except PydanticCustomError:
+        whole = None
+    if whole != "auto" and (isinstance(whole, bool) or not isinstance(whole, int) or whole < 1):
+        raise PydanticCustomError("quantity", "must be a whole number of at least 1, or auto")
+    return whole
 
 
 def _time(unit: str) -> BeforeValidator:
@@ -49,6 +60,7 @@ def _without_repetition(values: list[Any]) -> list[Any]:
 
 
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+CountOrAuto = Annotated[Count | Literal["auto"], BeforeValidator(_count_or_auto)]
 NonNegative = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Coefficient = Annotated[float, Field(ge=0, allow_inf_nan=False)]

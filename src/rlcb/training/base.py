@@ -67,6 +67,8 @@ class Update:
     """The episodes that ended, of all processes; empty outside of the main process."""
     metrics: dict[str, float | None]
     """The metrics of learning, by their names in metrics.jsonl without `train/`."""
+    note: str | None = None
+    """A line to print about what this update decided."""
 
 
 class LearningProcess:
@@ -155,7 +157,7 @@ class LearningProcess:
     @property
     def nodes_agree(self) -> bool:
         """Whether all nodes have the same parameters after this update: not between two averages."""
-        return self.counters.updates % (self.config.cluster.average_every or 1) == 0
+        return True
 
     def exchange(self, episodes: list[Episode]) -> list[Episode]:
         """Send this process's episodes, phase times and, with `take_state`, state to the main process.

@@ -147,6 +147,8 @@ class Recorder:
         self.writer.write(row)
         if self.tracking is not None:
             self.tracking.check()
+        if update.note is not None:
+            self.progress.print_line(update.note)
         self.progress.update(row)
         for line in self.trainer.news():
             self.progress.print_line(line)

@@ -30,6 +30,7 @@ from rlcb.rl.reward_scaler import RewardScaler
 from rlcb.rl.rollout_buffer import RolloutBuffer, rollout_bytes
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PhaseTimer
+from rlcb.training.averaging import AverageSchedule
 from rlcb.training.base import REWARD_PER_STEP, Counters, LearningProcess, Update, slowest_rank
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,9 @@ class Trainer(LearningProcess):
         act = None if cache is None else cache.act
         self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat, act)
         self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
+        every = config.cluster.average_every
+        self.averages = None if every is None else AverageSchedule(every, communicator)
+        """When the nodes average what they learned; None if all of them make each step together."""
         self._local_reward_per_step = 0.0
         self.reward_per_step = 0.0
         """Mean raw reward of a timestep of the last update, over all processes; in the main process only."""
@@ -92,11 +96,13 @@ class Trainer(LearningProcess):
         return ActivationCache(self.model, self.local_rollout, size, heartbeat)
 
     def facts(self) -> dict[str, str]:
-        cache = self.learner.activation_cache
-        if cache is None:
-            return super().facts()
-        size = cache.sample_bytes * self.local_rollout.num_samples / 2**20
-        return {**super().facts(), "activations": f"cached while acting, {size:.0f} MB per process"}
+        facts, cache = super().facts(), self.learner.activation_cache
+        if self.averages is not None:
+            facts["gradient sums"] = f"within nodes; {self.averages.describe()}"
+        if cache is not None:
+            size = cache.sample_bytes * self.local_rollout.num_samples / 2**20
+            facts["activations"] = f"cached while acting, {size:.0f} MB per process"
+        return facts
 
     def iterate(self, learning_rate: float) -> Update:
         """Make one update: collect a rollout, compute its advantages, learn from it."""
@@ -109,16 +115,21 @@ class Trainer(LearningProcess):
         self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
         metrics = self.algorithm.update(self.learner, self.rollout, self.learning_config, update_number)
-        if self.config.cluster.average_every is not None:
-            metrics = self._average_nodes(metrics, update_number)
+        note = None
+        if self.averages is not None:
+            if self.averages.due(update_number + 1):
+                note = self.averages.average(self.learner, update_number + 1)
+            metrics = self._means_over_nodes(metrics)
         self.count_update(self.communicator.over_all_nodes(self.rollout.num_samples))
         all_episodes = self.exchange(episodes)
-        return Update(all_episodes, {**metrics, REWARD_PER_STEP: self.reward_per_step})
+        return Update(all_episodes, {**metrics, REWARD_PER_STEP: self.reward_per_step}, note)
 
-    def _average_nodes(self, metrics: dict[str, float | None], update_number: int) -> dict[str, float | None]:
-        """Average the nodes' parameters if it is time to; return the means of their metrics."""
-        if (update_number + 1) % (self.config.cluster.average_every or 1) == 0:
-            self.learner.average(self.communicator)
+    @property
+    def nodes_agree(self) -> bool:
+        return self.averages is None or self.averages.due(self.counters.updates)
+
+    def _means_over_nodes(self, metrics: dict[str, float | None]) -> dict[str, float | None]:
+        """Return the means of the nodes' metrics, which differ if nodes learn by themselves."""
         known = {name: value for name, value in metrics.items() if value is not None}
         sums = self.communicator.sum_floats(list(known.values()))
         means = {name: total / self.communicator.world_size for name, total in zip(known, sums)}
@@ -188,6 +199,7 @@ class Trainer(LearningProcess):
             "rng": {"torch": torch.get_rng_state()},
             "phase_seconds": self.phase_seconds,
             "threads": [report["threads"] for report in reports],
+            **({} if self.averages is None else {"averages": self.averages.state()}),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -197,6 +209,8 @@ class Trainer(LearningProcess):
         self.counters = Counters(**state["counters"])
         self.scaler.load({**state["scaler"], "returns": state["scaler"]["returns"][envs]})
         torch.set_rng_state(state["rng"]["torch"])
+        if self.averages is not None and "averages" in state:  # older versions only had fixed numbers
+            self.averages.load(state["averages"])
         self.timer.seconds.update(state["phase_seconds"][self.communicator.rank])
         if not self.collector.load(slice_state(state["collector"], envs)):
             if self.communicator.is_main:
@@ -211,11 +225,12 @@ class Trainer(LearningProcess):
         self.scaler.returns[:] = 0.0  # the unfinished episodes are lost
 
     def metrics(self) -> dict[str, Any]:
-        """Return the slowest rank of a distributed run: the others wait for it."""
+        """Return the slowest rank of a distributed run, for which the others wait, and measured averages."""
         if not self.state():
             return {}
         busy = [sum(seconds[phase] for phase in BUSY_PHASES) for seconds in self.state()["phase_seconds"]]
-        return slowest_rank(self.communicator, busy)
+        averages = {} if self.averages is None else self.averages.metrics()
+        return {**slowest_rank(self.communicator, busy), **averages}
 
     def close(self) -> None:
         self.env.close()
