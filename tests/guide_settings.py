@@ -31,6 +31,8 @@ def rule(entry: dict[str, Any]) -> str:
     """What values a setting takes, in words."""
     if "anyOf" in entry:
         kinds = [each for each in entry["anyOf"] if each["type"] != "null"]
+        if len(kinds) > 1 and len(kinds) < len(entry["anyOf"]):
+            return f"{', '.join(map(rule, kinds))}, or `null`"
         if len(kinds) > 1:
             return " or ".join(map(rule, kinds))
         return f"{rule(kinds[0])}, or `null`"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
+import os
 import threading
 from datetime import timedelta
+from multiprocessing import reduction
 from typing import Any
 
 import pytest
@@ -13,6 +16,8 @@ import torch.distributed as dist
 
 from rlcb.cluster.summation import Hierarchy, Ring, SumThread, rounded_total
 from rlcb.parallel.gloo import use_loopback
+from rlcb.parallel.shared_sum import SharedSum, memory_bytes
+from rlcb.processes.shared_memory import map_shared, open_shared
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -25,16 +30,21 @@ def vector(rank: int) -> torch.Tensor:
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(rank))
 
 
-def be_rank(rank: int, folder: str, nodes: list[list[int]], results: Any) -> None:
-    """Sum in every way; put what this rank gets into `results`."""
+def be_rank(rank: int, folder: str, nodes: list[list[int]], memory: Any, results: Any) -> None:
+    """Sum in every way; put what this rank gets into `results`. `memory` is that of its node."""
     use_loopback()
     torch.set_num_threads(1)
     size = sum(map(len, nodes))
     dist.init_process_group(
         "gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size, timeout=LIMIT
     )
+    (members,) = (ranks for ranks in nodes if rank in ranks)
+    shared = SharedSum(map_shared(memory.detach()), rank - members[0], len(members))
+    ways: dict[str, Any] = {"ring": Ring(), "hierarchy": Hierarchy(rank, nodes, LIMIT)}
+    ways["shared"] = copy.copy(ways["hierarchy"])  # a second one cannot connect
+    ways["shared"].shared = shared if len(members) > 1 else None
     found = {}
-    for name, way in (("ring", Ring()), ("hierarchy", Hierarchy(rank, nodes, LIMIT))):
+    for name, way in ways.items():
         for compress in (False, True):
             found[name, compress] = vector(rank)
             way.sum_(found[name, compress], compress)
@@ -56,16 +66,23 @@ def sums(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     context.set_forkserver_preload([__name__])
     results, nodes = context.Queue(), NODES[request.param]
     folder = str(tmp_path_factory.mktemp("store"))
-    processes = [context.Process(target=be_rank, args=(rank, folder, nodes, results)) for rank in range(4)]
+    memories = [open_shared(memory_bytes(len(ranks), 4 * SIZE)) for ranks in nodes]
+    of_rank = [memory for memory, ranks in zip(memories, nodes) for _ in ranks]
+    processes = [
+        context.Process(target=be_rank, args=(rank, folder, nodes, reduction.DupFd(memory), results))
+        for rank, memory in enumerate(of_rank)
+    ]
     for process in processes:
         process.start()
     found = dict(results.get(timeout=90) for _ in processes)
     for process in processes:
         process.join(30)
+    for memory in memories:
+        os.close(memory)
     return [found[rank] for rank in range(4)]
 
 
-@pytest.mark.parametrize("way", ["ring", "hierarchy"])
+@pytest.mark.parametrize("way", ["ring", "hierarchy", "shared"])
 def test_every_rank_gets_the_sum(sums: list[dict[Any, Any]], way: str) -> None:
     expected = sum(vector(rank).double() for rank in range(4))
     for found in sums:
@@ -74,7 +91,7 @@ def test_every_rank_gets_the_sum(sums: list[dict[Any, Any]], way: str) -> None:
         assert (found[way, False] == sums[0][way, False]).all()
 
 
-@pytest.mark.parametrize("way", ["ring", "hierarchy"])
+@pytest.mark.parametrize("way", ["ring", "hierarchy", "shared"])
 def test_compressed_sums_are_rounded_once_before_and_once_after(sums: list[dict[Any, Any]], way: str) -> None:
     magnitudes = sum(vector(rank).abs() for rank in range(4)).numpy()
     expected = sum(vector(rank).double() for rank in range(4)).numpy()

@@ -22,7 +22,9 @@ from rlcb.cluster.summation import Hierarchy, Ring, Summation, SumThread
 from rlcb.cluster.watchdog import Watchdog
 from rlcb.config.settings import ClusterConfig
 from rlcb.errors import PeerLost, RunError, UsageError, first_line
+from rlcb.parallel import shared_sum
 from rlcb.parallel.gloo import GlooCommunicator, calm_network_thread, wait_without_limit
+from rlcb.parallel.shared_sum import SharedSum
 from rlcb.parallel.world import World
 from rlcb.processes.signals import StopSignal
 from rlcb.rl.communicator import Communicator, Reduction
@@ -49,13 +51,25 @@ class ClusterCommunicator(GlooCommunicator):
     PeerLost, UsageError or Interrupted.
     """
 
-    def __init__(self, store: Any, world: World, config: ClusterConfig, watch: Watchdog) -> None:
-        """Connect to all other ranks, which `store` tells the addresses of each other."""
+    def __init__(
+        self,
+        store: Any,
+        world: World,
+        config: ClusterConfig,
+        watch: Watchdog,
+        node_memory: Callable[[int], Any] | None = None,
+    ) -> None:
+        """Connect to all other ranks, which `store` tells the addresses of each other.
+
+        `node_memory` returns so many bytes that the ranks of a node share; without it they sum over gloo.
+        """
         self.rank, self.world_size = world.rank, world.size
         self.node_rank, self.num_nodes, self.node_sizes = world.node_rank, world.num_nodes, world.sizes
         self.names = watch.names
         self.config = config
         self.watch = watch
+        self.check = self.shared_sum = None  # of the sums of one machine
+        self.node_memory = node_memory
         self.summations: dict[str, Summation] = {"gradient": Ring(), "small": Ring()}
         """How gradients are summed, and tensors of at most SMALL_BYTES."""
         self.sum_thread = SumThread()
@@ -208,9 +222,9 @@ class ClusterCommunicator(GlooCommunicator):
         """Sum as `cluster.reduction` says from now on. `auto` measures both ways, with a vector like `sums`
         and with a few numbers."""
         wanted = self.config.reduction
-        if wanted == "ring" or (wanted == "auto" and 1 in (max(self.node_sizes), self.num_nodes)):
+        if wanted == "ring" or (wanted == "auto" and max(self.node_sizes) == 1):
             return
-        hierarchy = self._connect_hierarchy()
+        hierarchy = self._connect_hierarchy(sums)
         ways: dict[str, Summation] = {"ring": Ring(), "hierarchical": hierarchy}
         used: dict[str, str] = dict.fromkeys(self.trials, wanted)
         if wanted == "auto":
@@ -220,11 +234,22 @@ class ClusterCommunicator(GlooCommunicator):
                 used[size] = "hierarchical" if faster else "ring"
         self.summations = {size: ways[name] for size, name in used.items()}
 
-    def _connect_hierarchy(self) -> Hierarchy:
+    def _connect_hierarchy(self, sums: torch.Tensor | None = None) -> Hierarchy:
+        """Return the way to sum within nodes first; through shared memory if vectors are at most as long as
+        `sums`."""
         ends = list(itertools.accumulate(self.node_sizes))
         nodes = [range(end - size, end) for size, end in zip(self.node_sizes, ends, strict=True)]
         timeout = timedelta(seconds=10 * max(60.0, self.config.timeout_seconds))
-        hierarchy = self.wait_for_peers(partial(Hierarchy, self.rank, nodes, timeout))
+        shared = None
+        if (
+            sums is not None
+            and self.node_memory is not None
+            and self.local_size > 1
+            and shared_sum.is_available()
+        ):
+            size = shared_sum.memory_bytes(self.local_size, sums.nbytes)
+            shared = SharedSum(self.node_memory(size), self.local_rank, self.local_size)
+        hierarchy = self.wait_for_peers(partial(Hierarchy, self.rank, nodes, timeout, shared))
         calm_network_thread()
         return hierarchy
 

@@ -131,7 +131,7 @@ def files_needed(world: World) -> int:
     Gloo opens one connection to each rank, and for hierarchical sums one more to each rank of the node and to
     each node. A rank 0 that keeps the store has three more from each rank.
     """
-    groups = world.num_nodes + world.num_workers if 1 < world.num_nodes < world.size else 0
+    groups = world.num_nodes + world.num_workers if world.num_nodes < world.size else 0
     return (4 if world.rank == 0 and not world.hosted else 1) * world.size + groups + OTHER_FILES
 
 

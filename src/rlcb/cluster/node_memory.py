@@ -9,27 +9,28 @@ import contextlib
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlcb.cluster.watchdog import Watchdog
-from rlcb.config.settings import ParallelConfig
 from rlcb.errors import RunError
 from rlcb.parallel.world import World
-from rlcb.processes.shared_memory import map_shared, open_rollout
+from rlcb.processes.shared_memory import map_shared
 from rlcb.processes.socket_folder import short_parent
 
 POLL_SECONDS = 0.2
 
 
-def share_memory(store: Any, world: World, config: ParallelConfig, size: int, watch: Watchdog) -> Any:
-    """Return `size` bytes that all ranks of this node share. Every rank of the run calls it.
+def share_memory(store: Any, world: World, purpose: str, opened: Callable[[], int], watch: Watchdog) -> Any:
+    """Return memory that all ranks of this node share. Every rank of the run calls it.
 
-    Raises UsageError if the node has not enough memory, and the shutdown reason if a rank fails.
+    The node's first rank opens it with `opened`, which returns its descriptor. Raises UsageError if the node
+    has not enough memory, and the shutdown reason if a rank fails.
     """
-    key = f"memory/{world.node_rank}"
+    key = f"{purpose}/{world.node_rank}"
     if world.local_rank == 0:
-        descriptor = open_rollout(config, size)
+        descriptor = opened()
         if world.num_workers > 1:
             _hand_out(store, key, descriptor, world.num_workers - 1, watch)
     else:

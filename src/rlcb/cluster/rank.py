@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from rlcb.config.settings import ParallelConfig
 from rlcb.errors import EXIT_FAILED, Interrupted, PeerLost, RunError, UsageError, first_line
 from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.parallel.world import World
+from rlcb.processes.shared_memory import open_rollout, open_shared
 from rlcb.processes.signals import StopSignal
 from rlcb.training.base import LearningProcess
 from rlcb.training.results import failure_recorded, write_failed_record
@@ -86,7 +88,7 @@ class RankContext(WorkerContext):
         """Return a buffer of `size` bytes that all ranks of this node share."""
         if isinstance(self.process, SupervisedContext):
             return self.communicator.wait_for_peers(lambda: self.process.shared_memory(config, size))
-        return share_memory(self.store, self.world, config, size, self.watch)
+        return share_memory(self.store, self.world, "memory", partial(open_rollout, config, size), self.watch)
 
 
 def work(
@@ -186,7 +188,13 @@ def train_watched(
 ) -> int:
     """Train with the other ranks; if this rank fails, tell them why. Returns the exit code."""
     try:
-        communicator = ClusterCommunicator(PrefixStore("gloo", store), world, spec.config.cluster, watch)
+        communicator = ClusterCommunicator(
+            PrefixStore("gloo", store),
+            world,
+            spec.config.cluster,
+            watch,
+            lambda size: share_memory(store, world, "sums", partial(open_shared, size), watch),
+        )
         rank_context = RankContext(
             root_process=context.root_process,
             process=context,

@@ -16,6 +16,7 @@ the prefix of the run, all others under the prefix of its current start:
     split                 node 0                   all nodes   numbers of actors and learners, JSON
     split/heard           all other nodes          node 0      how many nodes have read `split`
     memory/NODE           first rank of a node     its others  path of the socket that passes shared memory
+    sums/NODE             first rank of a node     its others  the same, for the memory of sums
     gloo/...              torch.distributed        all ranks   addresses of gloo's connections
     beat/RANK             rank RANK (watchdog)     rank 0; all read that of rank 0: a heartbeat counter
     left/RANK             rank RANK (watchdog)     all ranks   why this rank ends early, JSON; "" until then

@@ -2,7 +2,8 @@
 
 `Ring` is gloo's all-reduce: every rank sends almost twice the vector to the next rank, also between nodes,
 and a short vector passes 2 (ranks - 1) hops. `Hierarchy` sums within each node, then between the first ranks
-of the nodes, and broadcasts the result within each node: only one rank of a node uses the network.
+of the nodes, and hands the result out within each node: only one rank of a node uses the network. Within a
+node the ranks use shared memory where the system can (parallel/shared_sum.py), else gloo.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from rlcb.parallel.gloo import NO_LIMIT
+from rlcb.parallel.shared_sum import SharedSum
 
 
 class Summation(Protocol):
@@ -37,11 +39,18 @@ class Ring:
 class Hierarchy:
     """Sums within each node, then between nodes. Nodes may have different numbers of ranks."""
 
-    def __init__(self, rank: int, nodes: Sequence[Sequence[int]], timeout: timedelta) -> None:
+    def __init__(
+        self,
+        rank: int,
+        nodes: Sequence[Sequence[int]],
+        timeout: timedelta,
+        shared: SharedSum | None = None,
+    ) -> None:
         """Connect to the other ranks of this node and, as its first rank, to the first ranks of the others.
 
-        `nodes` holds the ranks of every node.
+        `nodes` holds the ranks of every node. `shared` sums over the ranks of this node.
         """
+        self.shared = shared
         members = next(ranks for ranks in nodes if rank in ranks)
         self.leader = members[0]
         # Also of one rank: torch names a group after its ranks and the number of groups before it.
@@ -52,12 +61,22 @@ class Hierarchy:
         self.leaders: Any = new_group(leaders, timeout) if self.is_leader and len(nodes) > 1 else None
 
     def sum_(self, tensor: torch.Tensor, compress: bool = False) -> None:
+        if self.shared is not None and self.shared.fits(tensor):
+            self.shared.sum_(tensor, wait_on, lambda total: self._sum_over_nodes(total, compress))
+            return
         if self.node is not None:
             dist.reduce(tensor, self.leader, group=self.node)
-        if self.leaders is not None:
-            sum_in_group(tensor, self.leaders, compress)
+        self._sum_over_nodes(tensor, compress)
         if self.node is not None:
             dist.broadcast(tensor, self.leader, group=self.node)
+
+    def _sum_over_nodes(self, tensor: torch.Tensor, compress: bool) -> None:
+        if self.leaders is not None:
+            sum_in_group(tensor, self.leaders, compress)
+
+
+def wait_on() -> None:
+    """Checked while ranks wait in a SumThread: the main thread notices that a rank has failed."""
 
 
 def new_group(ranks: Sequence[int], timeout: timedelta) -> Any:

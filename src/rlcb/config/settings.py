@@ -300,9 +300,9 @@ class ClusterConfig(Section):
     compression: Literal["none", "bf16"] = "none"
     """bf16: send gradients as bfloat16, in half the bytes; they are added as float32."""
     reduction: Literal["auto", "ring", "hierarchical"] = "auto"
-    """How ranks sum. ring: one ring of all ranks. hierarchical: within each node, then between nodes. auto:
-    both are measured at the start if there are several nodes of several ranks. The sums are equal up to
-    floating-point error."""
+    """How ranks sum. ring: one ring of all ranks. hierarchical: within each node, in shared memory where the
+    system can, then between nodes. auto: both are measured at the start if a node has several ranks. The sums
+    are equal up to floating-point error."""
     overlap: bool = False
     """Sum the gradients of the last layers while the gradients of the first are computed."""
     elastic: bool = False

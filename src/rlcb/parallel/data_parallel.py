@@ -1,8 +1,9 @@
 """Data-parallel training on one machine: PPO and A2C with worker processes.
 
 Each worker steps its own environments into its columns of one shared rollout. After a barrier all workers
-learn from the whole rollout: they draw the same minibatches, each takes its shard, and one all-reduce per
-minibatch sums the gradients. What a worker does is in training/trainer.py; supervisor.py starts the workers.
+learn from the whole rollout: they draw the same minibatches, each takes its shard, and one sum per minibatch
+adds the gradients, through shared memory (shared_sum.py) or gloo. What a worker does is in
+training/trainer.py; supervisor.py starts the workers.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def join_workers(config: Config, context: SupervisedContext, count: int) -> Gloo
         count,
         timeout_seconds=2 * config.parallel.timeout_seconds,  # the supervisor names a hanging worker earlier
         around_wait=context.wait_for_others,
+        check=context.check,
     )
     wait_without_limit()
     return communicator

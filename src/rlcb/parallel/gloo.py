@@ -16,6 +16,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from rlcb.cpu import calm_threads
 from rlcb.errors import PeerLost, RunError, first_line
+from rlcb.parallel import shared_sum
+from rlcb.parallel.shared_sum import SharedSum
 from rlcb.rl.communicator import Communicator
 from rlcb.text import counted
 
@@ -52,16 +54,20 @@ class GlooCommunicator(Communicator):
         world_size: int,
         timeout_seconds: float,
         around_wait: Callable[[], AbstractContextManager[None]] = nullcontext,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """Join the others, who meet at `store` (a torch.distributed store).
 
         Every operation is inside the context `around_wait`, so that others can see that this process waits.
         Operations raise PeerLost when another process is gone or, until `wait_without_limit`, has not come
-        for `timeout_seconds`.
+        for `timeout_seconds`. With `check`, sums may go through shared memory (shared_sum.py): it is called
+        several times a second while this process waits there, and raises if another process is gone.
         """
         self.rank = rank
         self.world_size = world_size
         self.around_wait = around_wait
+        self.check = check
+        self.shared_sum: SharedSum | None = None
         self._call(
             dist.init_process_group,
             "gloo",
@@ -72,9 +78,20 @@ class GlooCommunicator(Communicator):
         )
         calm_network_thread()
 
+    def memory_for_sums(self, vector_bytes: int) -> int:
+        if self.check is None or self.world_size == 1 or not shared_sum.is_available():
+            return 0
+        return shared_sum.memory_bytes(self.world_size, vector_bytes)
+
+    def use_memory(self, memory: Any) -> None:
+        self.shared_sum = SharedSum(memory, self.rank, self.world_size)
+
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._call(dist.all_reduce, tensor)
-        return tensor
+        if self.check is None or self.shared_sum is None or not self.shared_sum.fits(tensor):
+            self._call(dist.all_reduce, tensor)
+            return tensor
+        with self.around_wait():
+            return self.shared_sum.sum_(tensor, self.check)
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
         self._call(dist.broadcast, tensor, 0)

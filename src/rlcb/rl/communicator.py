@@ -105,6 +105,13 @@ class Communicator:
         """Return this process's shard of a minibatch; arguments and result as in `node_shard`."""
         return self.rank_shard(self.node_shard(samples, num_envs))
 
+    def memory_for_sums(self, vector_bytes: int) -> int:
+        """Return how many bytes of shared memory, zeros at first, make sums of such vectors faster."""
+        return 0
+
+    def use_memory(self, memory: Any) -> None:
+        """Sum through this memory, which all processes share, from now on. All call it between two sums."""
+
     def learners(self) -> Communicator:
         """Return the group of processes that make each optimizer step together: all, unless nodes learn by
         themselves (`cluster.average_every`)."""

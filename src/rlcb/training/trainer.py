@@ -79,7 +79,13 @@ class Trainer(LearningProcess):
         """Return the rollout of the node, which is learned from, and the columns that this process fills."""
         n_steps, count = self.config.training.n_steps, self.config.envs_per_process
         num_envs = count * self.communicator.local_size
-        block = memory(rollout_bytes(n_steps, num_envs, self.spaces)) if memory is not None else None
+        size, block = rollout_bytes(n_steps, num_envs, self.spaces), None
+        if memory is not None:
+            on_disk = self.config.parallel.buffer == "mmap"
+            extra = 0 if on_disk else self.communicator.memory_for_sums(self.learner.sums.nbytes)
+            block = memory(size + extra)
+            if extra:
+                self.communicator.use_memory(memoryview(block)[size:])
         rollout = RolloutBuffer(n_steps, num_envs, self.spaces, block)
         return rollout, rollout.columns(self.communicator.local_rank * count, count)
 
