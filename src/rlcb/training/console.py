@@ -165,13 +165,6 @@ class RunProgress:
         else:
             self.bar.print_line(f"WARNING: {text}")
 
-    def print_line(self, text: str) -> None:
-        """Print a line, above the bar if there is one."""
-        if self.bar is None:
-            print(text, flush=True)
-        else:
-            self.bar.print_line(text)
-
     def update(self, row: dict[str, Any]) -> None:
         """Show the metrics row of a finished update."""
         line_due = row["update"] // self.log_interval > self.updates // self.log_interval
