@@ -165,3 +165,16 @@ def test_a_run_that_is_stopped_ends_the_other_nodes_too(tmp_path: Path) -> None:
     assert "was stopped" in other_errors.splitlines()[-1]
     assert second.returncode == 1
     assert runs.record(folder)["status"] == "interrupted"
+
+
+def test_a_first_node_that_does_not_start_tells_the_others_why(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("algorithm: ppo")
+    with Elastic(cluster_runs.own_address()) as nodes:
+        nodes.start(IMPALA, *TINY, "--output-dir", folder)  # says how many nodes there are
+        (code, _, errors), (other_code, _, other_errors) = nodes.wait(60)
+    assert (code, other_code) == (2, 2), errors + other_errors
+    reason = f"{folder} already holds a run"
+    assert reason in errors
+    assert reason in other_errors.splitlines()[-1]

@@ -12,9 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from rlcb.envs.spaces import Spaces
 from rlcb.errors import RunError, UsageError
 from rlcb.parallel import gate, messages, remote_seats, unroll_batches
 from rlcb.parallel.messages import MessageStream, connect, versions, welcome
+from rlcb.rl.rollout_buffer import RolloutBuffer
 from tests import runs
 from tests.impala_team import N_STEPS, Team, steps_by_environment
 from tests.remote_team import HOST, HandActor, gate_of, joined
@@ -299,6 +301,16 @@ def test_the_environments_of_seats_share_no_group_with_others() -> None:
         seats._taken.clear()
         found = [seats.take("elsewhere") for _ in range(3)]
         assert [seats.first_env(seat) for seat in found if seat is not None] == expected
+
+
+@pytest.mark.parametrize("shape", [((64, 64, 3), "uint8"), ((7,), "float32")])
+def test_the_size_of_an_unroll_on_the_network_is_that_of_its_arrays(shape: tuple[Any, str]) -> None:
+    spaces = Spaces(*shape, 15)
+    unroll = RolloutBuffer(16, 8, spaces)
+    arrays = messages.unroll_arrays(unroll, unroll.observations[0])
+    assert messages.unroll_bytes(16, 8, spaces) == sum(array.nbytes for array in arrays)
+    if shape[1] == "uint8":
+        assert messages.unroll_bytes(16, 8, spaces) == 8 * (17 * 64 * 64 * 3 + 16 * (8 + 4 * 4 + 2))
 
 
 def hello(team: Team, **changes: Any) -> MessageStream:

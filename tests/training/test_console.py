@@ -17,7 +17,7 @@ from rlcb.config.budget import Budget
 from rlcb.config.config import Config
 from rlcb.progress import CELLS, FRAME, ProgressBar, fitted
 from rlcb.text import COLUMNS, brief, counted, print_rows, short
-from rlcb.training.console import RunProgress, progress_parts
+from rlcb.training.console import RunProgress, describe_joined, progress_parts
 
 
 def test_updates_of_other_workers_do_not_suppress_a_progress_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,3 +173,11 @@ def test_a_run_with_an_update_is_not_late(caplog: pytest.LogCaptureFixture) -> N
     unlimited = config_of(total_timesteps=64)
     RunProgress(unlimited, Budget.of(unlimited), 0, 0.0).refresh(1e6)
     assert caplog.messages == []
+
+
+def test_the_summary_names_the_hosts_that_wrote_unrolls_if_others_took_part() -> None:
+    remote = {"other_hosts": 1, "unrolls": {"gpu1": 1200, "gpu2": 34}, "unrolls_late": 0, "events": []}
+    assert describe_joined(remote) == {"Unrolls": "1,200 by gpu1, 34 by gpu2"}
+    late = describe_joined({**remote, "unrolls_late": 1500})
+    assert late == {"Unrolls": "1,200 by gpu1, 34 by gpu2; 1,500 came too late"}
+    assert describe_joined({**remote, "other_hosts": 0}) == describe_joined(None) == {}

@@ -14,6 +14,7 @@ from rlcb.cli.distributed_folder import open_folder, require_startable, with_pre
 from rlcb.config.config import Config
 from rlcb.config.sourced import SourcedSettings
 from rlcb.config.yaml_file import build_config, set_value
+from rlcb.errors import UsageError
 from rlcb.kernels.build import build_ahead
 from rlcb.parallel.heartbeat import START_SECONDS
 from rlcb.parallel.join import join
@@ -40,9 +41,13 @@ def run_elastic(arguments: argparse.Namespace, data: SourcedSettings, world: Wor
         )
         patience = max(config.cluster.timeout_seconds, START_SECONDS)
         return join((world.master_addr, port), num_actors, patience, resumes=False)
-    folder, resume = open_folder(arguments, config, world)
-    config = with_previous_split(config, arguments, world)
-    require_startable(folder, arguments, config, world)
+    try:
+        folder, resume = open_folder(arguments, config, world)
+        config = with_previous_split(config, arguments, world)
+        require_startable(folder, arguments, config, world)
+    except UsageError as error:
+        tell_other_nodes(port, str(error), world)
+        raise
     num_threads = cpu.prepare_process(
         config.hardware.num_threads, config.hardware.tune_allocator, default_threads=1
     )
@@ -51,6 +56,15 @@ def run_elastic(arguments: argparse.Namespace, data: SourcedSettings, world: Wor
 
     spec = RunSpec(config, folder, num_threads, resume, arguments.overwrite, arguments.trace_folder)
     return train_in_workers(spec)
+
+
+def tell_other_nodes(port: int, text: str, world: World) -> None:
+    """Tell the nodes that were started together with node 0 why it does not start."""
+    if world.num_nodes > 1:
+        from rlcb.parallel.gate import refuse_all  # loads torch
+
+        print("Telling the other nodes why this run does not start", flush=True)
+        refuse_all(port, text, world.num_nodes - 1)
 
 
 def elastic_config(arguments: argparse.Namespace, data: SourcedSettings, world: World) -> Config:

@@ -27,6 +27,7 @@ from rlcb.parallel.messages import (
     MessageStream,
     different_versions,
     unroll_arrays,
+    unroll_bytes,
     unroll_facts,
 )
 from rlcb.parallel.parameter_snapshot import ParameterSnapshot
@@ -37,6 +38,7 @@ from rlcb.parallel.unroll_store import UnrollStore
 logger = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0  # for a new connection to say what it is
+REFUSAL_SECONDS = 15.0  # for machines to ask why a run does not start
 RETRY_SECONDS = 0.2  # after a connection that could not be accepted
 CLOSE_SECONDS = 2.0  # to tell all actors that the run has ended
 MAX_NAME = 64
@@ -88,8 +90,12 @@ class Gate:
 
     def describe(self) -> str:
         """Return how to join, for the settings that a run prints."""
-        command = f"rlcb join {self.tally.own_host}:{self.port}"
-        return f"at most {self.config.num_seats}, at port {self.port}: {command}"
+        size = self.seats.store.size
+        megabytes = unroll_bytes(size.n_steps, size.num_envs, size.spaces) / 1e6
+        return (
+            f"at most {size.seats}, with rlcb join {self.tally.own_host}:{self.port}; each unroll is "
+            f"{megabytes:.1f} MB on the network"
+        )
 
     def news(self) -> list[str]:
         """Return a line for each machine whose actors came or left."""
@@ -282,6 +288,22 @@ class Gate:
         phases, episodes = unroll_facts(self._expect(stream, "unroll", SILENCE_SECONDS))
         stream.receive_arrays(unroll_arrays(seat.unroll, seat.last_observations))
         self.seats.store_unroll(seat, slot, phases, episodes)
+
+
+def refuse_all(port: int, text: str, expected: int) -> None:
+    """Tell so many machines that would join at `port` why the run does not start; wait for them at most
+    REFUSAL_SECONDS. Raises UsageError if the port cannot be opened."""
+    deadline = time.monotonic() + REFUSAL_SECONDS
+    with listen(port) as listener:
+        while expected and select.select([listener], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            stream = MessageStream(listener.accept()[0])
+            with (
+                contextlib.suppress(ConnectionLost),
+                contextlib.closing(stream),
+            ):  # a stray one does not count
+                stream.receive(HELLO_SECONDS)
+                stream.say_last({"refused": text})
+                expected -= 1
 
 
 def listen(port: int) -> socket.socket:
