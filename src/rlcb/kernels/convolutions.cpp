@@ -460,7 +460,7 @@ void product_of_any_width(const float* v, const float* u, float* m, int rows, in
     return product<2 * ROWS, 1, FIXED>(v, u, m, rows, C, K);
 }
 
-// The same for any number of rows below BATCH: v and m have memory for whole blocks.
+// The same for any number of tiles up to BATCH: v and m have memory for whole blocks of rows.
 void tile_product(const float* v, const float* u, float* m, int tiles, int C, int K) {
     const int rows = (tiles + 2 * ROWS - 1) / (2 * ROWS) * (2 * ROWS);
     switch (C) {
