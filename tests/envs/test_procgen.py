@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -368,3 +370,32 @@ def test_a_closed_environment_can_be_closed_again(make: Maker) -> None:
     env.reset()
     env.close()
     env.close()
+
+
+FORGOTTEN = """
+import gc
+import cffi.api
+from rlcb.config.settings import EnvConfig
+from rlcb.envs.procgen import ProcgenVectorEnv
+
+def make():
+    return ProcgenVectorEnv("coinrun", EnvConfig.model_validate({"id": "coinrun"}), (1,), 2)
+
+def open_library(*arguments, open_it=cffi.api._make_ffi_library):  # called with cffi's lock held
+    gc.set_threshold(1)
+    garbage = [[] for _ in range(10)]  # collects, if that is allowed
+    return open_it(*arguments)
+
+gc.set_threshold(10**9)  # collects later
+env = make()
+env.cycle = env  # so that only garbage collection ends it
+del env
+cffi.api._make_ffi_library = open_library
+make().close()
+print("made", gc.isenabled())
+"""
+
+
+def test_a_forgotten_environment_does_not_stop_the_making_of_another() -> None:
+    result = subprocess.run([sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "made True\n", result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -125,14 +126,28 @@ class ProcgenVectorEnv(VectorEnv[NDArray[np.uint8], NDArray[np.int64], NDArray[A
         Procgen derives the stream of an environment from the group's seed and from its place in the group.
         For a part of a group, this method makes the whole group and copies the states of the part.
         """
-        whole = ProcgenGym3Env(num=self.group_size, rand_seed=seed, **self._options)
+        whole = self._make(self.group_size, seed)
         if len(selected) == self.group_size:
             return whole
         states = whole.get_state()[selected.start : selected.stop]
         whole.close()
-        part = ProcgenGym3Env(num=len(selected), rand_seed=seed, **self._options)
+        part = self._make(len(selected), seed)
         part.set_state(states)
         return part
+
+    def _make(self, num: int, seed: int) -> ProcgenGym3Env:
+        """Return `num` environments of Procgen.
+
+        Opening its library holds a lock that the end of an environment takes as well. If garbage collection
+        ended a forgotten environment meanwhile, this thread would wait for itself.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return ProcgenGym3Env(num=num, rand_seed=seed, **self._options)
+        finally:
+            if collects:
+                gc.enable()
 
     def _observe(self) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.bool_]]:
         """Return new arrays: observations (N, 64, 64, 3), rewards of the last step (N,), and whether each
