@@ -110,41 +110,6 @@ class Elastic(Nodes):
         return self.processes[-1]
 
 
-def test_nodes_by_hand_join_leave_and_join_again_and_the_run_completes(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    flags = (*fault(delay=0.002), "--output-dir", folder)
-    with Elastic(cluster_runs.own_address()) as nodes:
-        first = nodes.start_node(0, *flags, "--total-timesteps", 32 * 800)
-        second = nodes.start_node(1, *flags)
-        wait_until_told(folder, 1)
-        second.send_signal(signal.SIGTERM)
-        assert second.wait(30) == 143
-        wait_until_told(folder, 0)
-        third = nodes.start_node(2, *flags)
-        wait_until_told(folder, 1)
-        output, errors = first.communicate(timeout=90)
-        assert first.returncode == 0, errors
-        other_output, other_errors = third.communicate(timeout=30)
-        assert third.returncode == 0, other_errors
-    assert "Node 2 (" in other_output
-    assert "is complete" in other_output
-    assert output.count("joined: 1 actor, 2 in all") == 2
-    assert output.count("left: 1 actor in all") == 1
-    record = runs.record(folder)
-    assert (record["status"], record["total_updates"]) == ("completed", 800)
-    assert record["config"]["cluster"]["num_nodes"] is None
-    assert [each["actors"] for each in record["impala"]["remote"]["events"]] == [1, 0, 1]
-    assert record["impala"]["remote"]["other_hosts"] == 1
-    assert record["efficiency"] is None
-    cluster_runs.assert_nothing_left(folder)
-
-
-def wait_until_told(folder: Path, number: int) -> None:
-    """Wait until so many actors of other nodes have been there for longer than it takes to be told."""
-    runs.wait_until(lambda: remote_actors(folder) == number)
-    runs.wait_for_rows(folder, len(runs.rows(folder)) + 100)
-
-
 def remote_actors(folder: Path) -> int:
     """The number of actors of other nodes at the newest update; -1 before the first."""
     if not list(folder.glob("logs/*/metrics.jsonl")):

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ import pytest
 
 from rlcb.cli.join import main, parse_address
 from rlcb.errors import UsageError
+from rlcb.parallel.remote_tally import SETTLE_SECONDS
 from tests import runs, step_env
 from tests.cluster_runs import free_port
 from tests.impala_runs import of_env
 from tests.impala_team import N_STEPS
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.timeout(200), pytest.mark.slow]
 TRAIN = "train.py --algorithm impala --mode parallel"
 # One local actor, batches of three unrolls, so nine slots; endless.
 RUN = (
@@ -111,7 +113,7 @@ def test_actors_come_fall_silent_die_and_leave_while_updates_go_on(tmp_path: Pat
     folder, port = tmp_path / "run", free_port()
     with learner(folder, port) as run, joiner(port, "--num-actors", 2) as first:
         wait_for_actors(folder, 2)
-        wait_for_more_rows(folder, 20)
+        time.sleep(SETTLE_SECONDS + 1)  # for longer than it takes to be told who came
         stopped, killed = actors_of(first)
         stopped.send_signal(signal.SIGSTOP)
         wait_for_more_rows(folder, 40)  # more than the slots that it does not hold allow
@@ -141,20 +143,19 @@ def test_actors_come_fall_silent_die_and_leave_while_updates_go_on(tmp_path: Pat
     assert runs.processes_of(folder) == []
 
 
-@pytest.mark.slow
 def test_a_joined_machine_waits_for_a_killed_run_and_takes_part_when_it_is_resumed(tmp_path: Path) -> None:
     folder, port = tmp_path / "run", free_port()
     with joiner(port, "--num-actors", 1, "--wait", "90s") as machine:
         with learner(folder, port, "--set", "logging.checkpoint_interval=10") as run:
             wait_for_actors(folder, 1)
-            wait_for_more_rows(folder, 400)  # for longer than it takes to be told who came
+            time.sleep(SETTLE_SECONDS + 1)
             run.kill()
         begun = len(runs.rows(folder))
         script, *flags = TRAIN.split()
         with running(script, *flags, "--output-dir", folder, "--resume") as again:
             runs.wait_until(lambda: len(runs.rows(folder)) > begun, 60)
             wait_for_actors(folder, 1)
-            wait_for_more_rows(folder, 400)
+            time.sleep(SETTLE_SECONDS + 1)
             code, _, errors = end(again, signal.SIGTERM)
             assert code == 143, errors
         code, output, errors = end(machine, signal.SIGTERM)
@@ -164,7 +165,6 @@ def test_a_joined_machine_waits_for_a_killed_run_and_takes_part_when_it_is_resum
     assert [each["actors"] for each in record["impala"]["remote"]["events"]] == [1, 1]
 
 
-@pytest.mark.slow
 def test_a_slow_remote_actor_holds_nobody_up_for_long(tmp_path: Path) -> None:
     """It takes 3.2 s for an unroll, the others 10 ms: its slot goes to another, and it rests."""
     folder, port = tmp_path / "run", free_port()
@@ -194,7 +194,6 @@ def test_when_the_run_is_complete_the_command_ends_with_0(tmp_path: Path) -> Non
     assert require_sound(folder)["total_updates"] == 150
 
 
-@pytest.mark.slow
 def test_an_environment_that_fails_ends_the_command_and_not_the_run(tmp_path: Path) -> None:
     folder, port = tmp_path / "run", free_port()
     flags = of_env(fault="raise", process="actor-1", at=6)  # of a machine that joins: the run has no actor 1
