@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from rlcb.kernels.check import (
+    NATURE_LAYERS,
     TOLERANCES,
     dense_errors,
     direct_errors,
@@ -106,12 +107,7 @@ def test_a_convolution_without_padding_and_its_input_gradient_are_right_for_any_
 @pytest.mark.parametrize(
     ("size", "layer", "is_bytes"),
     [
-        ((64, 64), (3, 32, 8, 4), True),
-        ((15, 15), (32, 64, 4, 2), False),
-        ((6, 6), (64, 64, 3, 1), False),
-        ((84, 84), (4, 32, 8, 4), True),
-        ((20, 20), (32, 64, 4, 2), False),
-        ((9, 9), (64, 64, 3, 1), False),
+        *NATURE_LAYERS,
         ((84, 84), (9, 32, 8, 4), True),
         ((64, 64), (3, 32, 8, 4), False),
     ],

@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     if algorithm == "impala" and cluster.elastic:
         return run_elastic(arguments, data, as_starter(discover(cluster, arguments.node_rank, os.environ)))
     try:
-        world = find_place(data, arguments)
+        world = find_place(data, cluster, arguments)
     except Interrupted as interruption:
         return interruption.exit_code
     apply_world(data, arguments, world)
@@ -142,10 +142,9 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     return train_on_node(spec, node_worker_module(config), world, calibration)
 
 
-def find_place(data: SourcedSettings, arguments: argparse.Namespace) -> World:
+def find_place(data: SourcedSettings, cluster: ClusterConfig, arguments: argparse.Namespace) -> World:
     """Return this process's place in the run, after the nodes have told each other what their launcher did
     not. Raises UsageError, RunError, Interrupted."""
-    cluster = cluster_settings(data)
     world = discover(cluster, arguments.node_rank, os.environ)
     if data["algorithm"] == "impala":
         world = as_starter(world)

@@ -19,6 +19,16 @@ from rlcb.kernels.library import CHANNEL_MULTIPLE, Library
 
 TOLERANCES = {"forward": 2e-6, "input gradient": 5e-6, "weight gradient": 2e-5, "bias gradient": 2e-5}
 """Largest relative error (norm of the difference by norm) of each pass."""
+NATURE_LAYERS = (
+    ((64, 64), (3, 32, 8, 4), True),
+    ((15, 15), (32, 64, 4, 2), False),
+    ((6, 6), (64, 64, 3, 1), False),
+    ((84, 84), (4, 32, 8, 4), True),
+    ((20, 20), (32, 64, 4, 2), False),
+    ((9, 9), (64, 64, 3, 1), False),
+)
+"""The convolutions of the Nature CNN on Procgen and Atari, as `unpadded_errors` takes them: size of an image,
+layer, and whether it is of bytes."""
 
 
 def relative_error(value: Tensor, reference: Tensor) -> float:
@@ -222,12 +232,7 @@ def find_fault(library: Library) -> str | None:
         name = f"convolution 3x3 {channels} -> {out_channels}, {size[0]} x {size[1]}, padding {pad}"
         layers[name] = winograd_errors(library, images, size, channels, out_channels, pad, rectify)
     for size, unpadded, is_bytes in (
-        ((64, 64), (3, 32, 8, 4), True),
-        ((15, 15), (32, 64, 4, 2), False),
-        ((6, 6), (64, 64, 3, 1), False),
-        ((84, 84), (4, 32, 8, 4), True),
-        ((20, 20), (32, 64, 4, 2), False),
-        ((9, 9), (64, 64, 3, 1), False),
+        *NATURE_LAYERS,
         ((41, 50), (1, 48, 8, 4), False),
         ((9, 13), (16, 32, 4, 2), False),
     ):

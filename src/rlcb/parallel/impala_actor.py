@@ -12,6 +12,7 @@ import time
 import torch
 
 from rlcb.errors import Interrupted
+from rlcb.parallel.messages import RunEnded
 from rlcb.parallel.parameter_snapshot import ParameterSnapshot
 from rlcb.parallel.unroll_store import UnrollStore
 from rlcb.parallel.unroll_writer import UnrollWriter
@@ -22,10 +23,6 @@ from rlcb.training.run_spec import RunSpec
 
 POLL_SECONDS = 0.1  # between two looks whether the run still goes on, while waiting for a slot
 TURN_SECONDS = 0.001  # between two looks at the other actors, while ahead of them
-
-
-class RunEnded(Exception):
-    """The learners have made the last update."""
 
 
 class Actor:

@@ -160,7 +160,9 @@ class ImpalaLearner(LearningProcess):
             self.reward_per_step = float(self.store.rollout.rewards[:, columns].mean(dtype=np.float64))
             self.snapshot.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(slots)
-        return Update(self.exchange(episodes), metrics | self.joint_metrics)
+        all_episodes = self.exchange(episodes)
+        notes = [] if self.gate is None else self.gate.news()
+        return Update(all_episodes, metrics | self.joint_metrics, notes)
 
     def _note_remote(self, slots: list[int]) -> None:
         """Count whose unrolls were learned from, and tell the gate how far the run is."""
@@ -168,9 +170,6 @@ class ImpalaLearner(LearningProcess):
             self.gate.check()
             self.gate.seats.count_learned(slots)
             self.gate.progress = asdict(self.counters)
-
-    def news(self) -> list[str]:
-        return [] if self.gate is None else self.gate.news()
 
     def _take_batch(self) -> list[int]:
         """Wait for the node's next batch, scale its rewards, and return its slots in every learner.

@@ -63,7 +63,8 @@ class ConnectionLost(Exception):
 
 
 class RunEnded(Exception):
-    """The gate says that the run has ended. The message is its status: completed, or stopped."""
+    """The learners have made the last update. From the gate, the message is the run's status: completed, or
+    stopped."""
 
 
 class NoSeat(Exception):

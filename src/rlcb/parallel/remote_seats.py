@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class Seat:
     """Of the parameters that it has."""
     fresh: bool = True
     """Whether its next unroll does not continue the last one that was stored."""
-    late_in_a_row: int = field(default=0)
+    late_in_a_row: int = 0
     rest_until: float = 0.0
     """An actor that was late gets no slot before this time."""
 

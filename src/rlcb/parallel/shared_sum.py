@@ -31,6 +31,9 @@ SHORT_BYTES = 16_384
 CHECK_SECONDS = 0.2  # between two checks that the other processes are alive
 
 
+_LIBC = ctypes.CDLL(None)
+
+
 class _Time(ctypes.Structure):
     """The kernel's timespec."""
 
@@ -43,7 +46,7 @@ def _futex(address: int, operation: int, value: int, seconds: float | None = Non
     if seconds is not None:
         timeout = ctypes.byref(_Time(int(seconds), int(seconds % 1 * 1e9)))
     place = ctypes.c_void_p(address)
-    return int(ctypes.CDLL(None).syscall(FUTEX, place, operation, ctypes.c_uint32(value), timeout, None, 0))
+    return int(_LIBC.syscall(FUTEX, place, operation, ctypes.c_uint32(value), timeout, None, 0))
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,8 +67,8 @@ class Update:
     """The episodes that ended, of all processes; empty outside of the main process."""
     metrics: dict[str, float | None]
     """The metrics of learning, by their names in metrics.jsonl without `train/`."""
-    note: str | None = None
-    """A line to print about what this update decided."""
+    notes: Sequence[str] = ()
+    """Lines to print, such as who joined the run."""
 
 
 class LearningProcess:
@@ -181,10 +181,6 @@ class LearningProcess:
         saved = Spaces.from_dict(state["spaces"])
         if saved != self.spaces:
             raise UsageError(f"the checkpoint was saved for {saved}, the environment has {self.spaces}")
-
-    def news(self) -> list[str]:
-        """Return lines that the run prints after this update, such as who joined it."""
-        return []
 
     def process_names(self) -> list[str]:
         """Return the names of the processes, in the order of `phase_seconds`."""

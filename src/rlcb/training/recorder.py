@@ -147,11 +147,9 @@ class Recorder:
         self.writer.write(row)
         if self.tracking is not None:
             self.tracking.check()
-        if update.note is not None:
-            self.progress.print_line(update.note)
-        self.progress.update(row)
-        for line in self.trainer.news():
+        for line in update.notes:
             self.progress.print_line(line)
+        self.progress.update(row)
         seconds = self.snapshot["elapsed_seconds"] - self.saved_at[1]
         interval = self.config.logging.checkpoint_interval
         # The count may rise by more than one: A3C's first worker sees only its own updates.

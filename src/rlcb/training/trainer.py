@@ -121,14 +121,15 @@ class Trainer(LearningProcess):
         self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
         metrics = self.algorithm.update(self.learner, self.rollout, self.learning_config, update_number)
-        note = None
+        notes: list[str] = []
         if self.averages is not None:
             if self.averages.due(update_number + 1):
-                note = self.averages.average(self.learner, update_number + 1)
+                line = self.averages.average(self.learner, update_number + 1)
+                notes = [] if line is None else [line]
             metrics = self._means_over_nodes(metrics)
         self.count_update(self.communicator.over_all_nodes(self.rollout.num_samples))
         all_episodes = self.exchange(episodes)
-        return Update(all_episodes, {**metrics, REWARD_PER_STEP: self.reward_per_step}, note)
+        return Update(all_episodes, {**metrics, REWARD_PER_STEP: self.reward_per_step}, notes)
 
     @property
     def nodes_agree(self) -> bool:
