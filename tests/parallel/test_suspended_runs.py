@@ -7,9 +7,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -91,11 +93,9 @@ def test_who_waits_for_a_slow_worker_waits_as_long_as_its_rollout_takes(tmp_path
 
 
 def test_ranks_wait_for_each_other_without_a_limit() -> None:
-    communicator = object.__new__(ClusterCommunicator)
-    communicator.rank, communicator.world_size = 0, 1
-    communicator.config = ClusterConfig(timeout_seconds=7.0)
-    communicator.wait_for_peers = lambda function: function()  # type: ignore[method-assign]
-    communicator._connect_all(HashStore())
+    watch: Any = SimpleNamespace(names=["rank 0"], waiting=nullcontext, check=lambda: None)
+    world = World("hand", 1, 0, 1, 0, "127.0.0.1", None)
+    ClusterCommunicator(HashStore(), world, ClusterConfig(timeout_seconds=7.0), watch)
     try:
         backend = _get_default_group()._get_backend(torch.device("cpu"))
         assert backend.options._timeout > timedelta(days=7)

@@ -63,12 +63,10 @@ class ClusterCommunicator(GlooCommunicator):
 
         `node_memory` returns so many bytes that the ranks of a node share; without it they sum over gloo.
         """
-        self.rank, self.world_size = world.rank, world.size
         self.node_rank, self.num_nodes, self.node_sizes = world.node_rank, world.num_nodes, world.sizes
         self.names = watch.names
         self.config = config
         self.watch = watch
-        self.check = self.shared_sum = None  # of the sums of one machine
         self.node_memory = node_memory
         self.summations: dict[str, Summation] = {"gradient": Ring(), "small": Ring()}
         """How gradients are summed, and tensors of at most SMALL_BYTES."""
@@ -77,18 +75,13 @@ class ClusterCommunicator(GlooCommunicator):
             size: dict.fromkeys(("bytes", "ring_seconds", "hierarchical_seconds")) for size in self.summations
         }
         """The seconds of each way to sum vectors of so many bytes; None if they were not measured."""
-        self._connect_all(store)
-
-    def _connect_all(self, store: Any) -> None:
         # For connecting only. The watch notices a failed rank long before.
-        timeout = timedelta(seconds=10 * max(60.0, self.config.timeout_seconds))
-        self.wait_for_peers(
-            lambda: dist.init_process_group(
-                "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
-            )
-        )
+        self.connect_seconds = 10 * max(60.0, config.timeout_seconds)
+        super().__init__(store, world.rank, world.size, self.connect_seconds)
         wait_without_limit()
-        calm_network_thread()
+
+    def _connect(self, meet: Callable[[], None]) -> None:
+        self.wait_for_peers(meet)
 
     def wait_for_peers(self, function: Callable[[], T]) -> T:
         """Return the result of `function`, which waits for other ranks.
@@ -239,7 +232,7 @@ class ClusterCommunicator(GlooCommunicator):
         `sums`."""
         ends = list(itertools.accumulate(self.node_sizes))
         nodes = [range(end - size, end) for size, end in zip(self.node_sizes, ends, strict=True)]
-        timeout = timedelta(seconds=10 * max(60.0, self.config.timeout_seconds))
+        timeout = timedelta(seconds=self.connect_seconds)
         shared = None
         if (
             sums is not None

@@ -68,15 +68,17 @@ class GlooCommunicator(Communicator):
         self.around_wait = around_wait
         self.check = check
         self.shared_sum: SharedSum | None = None
-        self._call(
-            dist.init_process_group,
-            "gloo",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=timeout_seconds),
+        timeout = timedelta(seconds=timeout_seconds)
+        self._connect(
+            lambda: dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
+            )
         )
         calm_network_thread()
+
+    def _connect(self, meet: Callable[[], None]) -> None:
+        """Call `meet`, which waits for all other processes."""
+        self._call(meet)
 
     def memory_for_sums(self, vector_bytes: int) -> int:
         if self.check is None or self.world_size == 1 or not shared_sum.is_available():
