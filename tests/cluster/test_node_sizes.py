@@ -17,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from rlcb.cluster import node_sizes
 from rlcb.cluster.node_sizes import complete_world
 from rlcb.errors import Interrupted, RunError, UsageError
+from rlcb.parallel import messages
 from rlcb.parallel.world import World
 from tests import cluster_runs, runs
 from tests.cluster_runs import PPO, TINY, Nodes, free_port
@@ -74,7 +75,8 @@ def test_other_programs_that_connect_do_no_harm() -> None:
     first, second = by_hand((2, 1), port)
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as strangers:
         other = pool.submit(complete_world, first, 30.0, nothing)
-        for content in (b"GET / HTTP/1.1\r\n", b"[1]\n", b'{"a": 1}\n', b""):
+        other_message = messages._HEAD.pack(messages.MAGIC, 8, 0) + b'{"a": 1}'
+        for content in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", other_message, b""):
             while True:
                 with contextlib.suppress(ConnectionRefusedError):
                     peer = strangers.enter_context(socket.create_connection(("127.0.0.1", port), 5))

@@ -2,15 +2,14 @@
 
 It happens before any rank starts, because the configuration contains the numbers. The ranks of torchrun use
 the store that torchrun keeps. All others meet at the port of rank 0, which rank 0 opens again for the store
-of the run afterwards: member 0 listens; every other member sends one line of JSON with its place, and gets
-one with the numbers of all nodes, or with the reason why the run does not start. A member is a rank, or a
-process that starts the ranks of its node. Nothing but the store of torchrun needs torch.
+of the run afterwards: member 0 listens; every other member sends one message (parallel/messages.py) with its
+place, and gets one with the numbers of all nodes, or with the reason why the run does not start. A member is
+a rank, or a process that starts the ranks of its node. Nothing but the store of torchrun needs torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Callable
@@ -20,11 +19,11 @@ from typing import Any
 from rlcb.cluster.launch import resolve
 from rlcb.errors import RunError, UsageError
 from rlcb.parallel.heartbeat import START_SECONDS
+from rlcb.parallel.messages import CONNECT_SECONDS, ConnectionLost, MessageStream
 from rlcb.parallel.world import World, host_name
 
 POLL_SECONDS = 0.1
-LINE_SECONDS = 5.0  # for a line to arrive from a process that has connected
-LINE_BYTES = 65_536  # longest line
+PLACE_SECONDS = 5.0  # for a process that has connected to tell its place
 
 
 def complete_world(world: World, timeout_seconds: float, check: Callable[[], None]) -> World:
@@ -92,7 +91,7 @@ def _collect(world: World, patience: float, check: Callable[[], None]) -> list[i
     told = {0: _place(world)}
     deadline = time.monotonic() + patience
     with contextlib.ExitStack() as peers:
-        connected = []
+        connected: list[MessageStream] = []
         with socket.create_server(("", world.master_port or 0), family=family, backlog=count) as server:
             server.settimeout(POLL_SECONDS)
             problem = None
@@ -100,19 +99,21 @@ def _collect(world: World, patience: float, check: Callable[[], None]) -> list[i
                 missing = [f"process {each}" for each in range(count) if each not in told]
                 _require_time(deadline, patience, missing)
                 check()
-                with contextlib.suppress(TimeoutError):
-                    peer = peers.enter_context(server.accept()[0])
-                    place = _read(peer, time.monotonic() + LINE_SECONDS, check)
-                    if place is not None:
-                        connected.append(peer)
-                        problem = _add(told, place, count)
+                with contextlib.suppress(TimeoutError, ConnectionLost):  # nobody came, or another program
+                    stream = MessageStream(server.accept()[0])
+                    peers.callback(stream.close)
+                    stream.socket.settimeout(PLACE_SECONDS)
+                    place = _receive(stream, "member", PLACE_SECONDS, check)
+                    connected.append(stream)
+                    problem = _add(told, place, count)
         # The port is closed now: the store of the run may open it as soon as others know the numbers.
-        if problem is not None:
-            _answer(connected, {"refused": problem})
-            raise UsageError(problem)
         by_node = {place["node"]: place["workers"] for place in told.values()}
         sizes = [by_node.get(node, 0) for node in range(world.num_nodes)]
-        _answer(connected, {"sizes": sizes})
+        for stream in connected:
+            with contextlib.suppress(ConnectionLost):  # it has ended, which the ranks of the run notice
+                stream.send({"refused": problem, "sizes": sizes})
+    if problem is not None:
+        raise UsageError(problem)
     return sizes
 
 
@@ -142,52 +143,32 @@ def _add(told: dict[int, dict[str, Any]], place: dict[str, Any], count: int) -> 
     return None
 
 
-def _answer(peers: list[socket.socket], content: dict[str, Any]) -> None:
-    for peer in peers:
-        with contextlib.suppress(OSError):  # it has ended, which the ranks of the run notice
-            peer.sendall(json.dumps(content).encode() + b"\n")
-
-
 def _report(world: World, patience: float, check: Callable[[], None]) -> list[int]:
     """Tell member 0 this process's place, and return the numbers that it answers."""
     address = resolve(world.master_addr), world.master_port or 0
     deadline = time.monotonic() + patience
-    while True:
-        answer = None
-        with contextlib.suppress(OSError), socket.create_connection(address, LINE_SECONDS) as peer:
-            peer.sendall(json.dumps(_place(world)).encode() + b"\n")
-            answer = _read(peer, deadline, check)
-        if answer is not None and "refused" in answer:
-            raise UsageError(answer["refused"])
-        if answer is not None:
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ConnectionLost):
+            stream = MessageStream(socket.create_connection(address, CONNECT_SECONDS))
+            with contextlib.closing(stream):
+                stream.send(_place(world))
+                answer = _receive(stream, "refused", deadline - time.monotonic(), check)
+            if answer["refused"] is not None:
+                raise UsageError(answer["refused"])
             return [int(size) for size in answer["sizes"]]
-        if time.monotonic() > deadline:
-            where = f"{world.master_addr}:{world.master_port}"
-            raise RunError(f"no answer from node 0 at {where} within {patience:g} s")
         check()
         time.sleep(POLL_SECONDS)
+    where = f"{world.master_addr}:{world.master_port}"
+    raise RunError(f"no answer from node 0 at {where} within {patience:g} s")
 
 
-def _read(peer: socket.socket, deadline: float, check: Callable[[], None]) -> dict[str, Any] | None:
-    """Return the line of JSON that a process sends; None if it closes, is silent, or sends something else."""
-    peer.settimeout(POLL_SECONDS)
-    line = b""
-    while not line.endswith(b"\n") and len(line) < LINE_BYTES:
-        try:
-            part = peer.recv(4096)
-        except TimeoutError:
-            check()
-            if time.monotonic() > deadline:
-                return None
-            continue
-        except OSError:
-            return None
-        if not part:
-            return None
-        line += part
-    try:
-        content = json.loads(line)
-    except ValueError:  # another program has connected
-        return None
-    known = isinstance(content, dict) and ("refused" in content or "sizes" in content or "member" in content)
-    return content if known else None
+def _receive(stream: MessageStream, key: str, seconds: float, check: Callable[[], None]) -> dict[str, Any]:
+    """Return the message that a process sends within `seconds`; `check` is called while waiting. Raises
+    ConnectionLost if it closes, is silent, or sends something without `key`."""
+    deadline = time.monotonic() + seconds
+    while not stream.readable(POLL_SECONDS) and time.monotonic() < deadline:
+        check()
+    message = stream.receive(0.0)
+    if key not in message:
+        raise ConnectionLost(f"expected {key}")
+    return message
