@@ -25,6 +25,7 @@ from rlcb.parallel.messages import (
     START_SECONDS,
     ConnectionLost,
     MessageStream,
+    RunEnded,
     different_versions,
     unroll_arrays,
     unroll_bytes,
@@ -43,10 +44,6 @@ RETRY_SECONDS = 0.2  # after a connection that could not be accepted
 CLOSE_SECONDS = 2.0  # to tell all actors that the run has ended
 MAX_NAME = 64
 SPARE_CONNECTIONS = 64  # beside two for each seat
-
-
-class RunOver(Exception):
-    """The gate closes."""
 
 
 class Gate:
@@ -182,8 +179,8 @@ class Gate:
                 self._serve_actor(stream, host)
         except ConnectionLost:
             pass  # it left, which the tally tells
-        except RunOver:
-            stream.say_last({"end": self.status})
+        except RunEnded as end:
+            stream.say_last({"end": str(end)})
         finally:
             stream.close()
 
@@ -193,17 +190,17 @@ class Gate:
         return f"{name} (joined)" if name == self.tally.own_host else name
 
     def _receive(self, stream: MessageStream, timeout: float) -> dict[str, Any] | None:
-        """Return the next message; None after `timeout` seconds. Raises ConnectionLost and RunOver."""
+        """Return the next message; None after `timeout` seconds. Raises ConnectionLost and RunEnded."""
         if not stream.readable(timeout, self._over):
             if self.status is not None:
-                raise RunOver
+                raise RunEnded(self.status)
             return None
         return stream.receive()
 
     def _expect(self, stream: MessageStream, key: str, timeout: float) -> Any:
         """Return the content of the next message `key` of an actor.
 
-        Raises RunOver and ConnectionLost, also if there is no sign of life for `timeout` seconds.
+        Raises RunEnded and ConnectionLost, also if there is no sign of life for `timeout` seconds.
         """
         while (message := self._receive(stream, timeout)) is not None:
             if key in message:

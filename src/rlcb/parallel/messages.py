@@ -64,8 +64,8 @@ class ConnectionLost(Exception):
 
 
 class RunEnded(Exception):
-    """The learners have made the last update. From the gate, the message is the run's status: completed, or
-    stopped."""
+    """The learners have made the last update. On other machines and in the gate, the message is the run's
+    status: completed or stopped."""
 
 
 class NoSeat(Exception):
