@@ -423,13 +423,14 @@ def test_an_error_of_the_gate_itself_ends_the_run(monkeypatch: pytest.MonkeyPatc
         actor.close()
 
 
-def test_an_actor_is_told_that_the_run_has_ended() -> None:
+def test_an_actor_is_told_that_the_run_has_ended_and_is_in_its_record() -> None:
     for status in ("completed", "stopped"):
         team = Team(1, 1, batch_size=2, seats=2)
         with team.acting():
             team.learn(1)
             waiting, node = HandActor(team), connect((HOST, gate_of(team).port), 3)
             welcome(node)
+            runs.wait_until(lambda team=team: gate_of(team).metrics()["impala/remote_actors"] == 1)
             gate_of(team).close(status)
             for stream in (waiting.stream, node):
                 message = stream.receive()
@@ -438,6 +439,8 @@ def test_an_actor_is_told_that_the_run_has_ended() -> None:
                         stream.receive_arrays([waiting.parameters])
                     message = stream.receive()
                 assert message == {"end": status}
+            events = gate_of(team).record()["events"]
+            assert [each["actors"] for each in events] == [1]  # it came, and the end of the run is no leaving
 
 
 def test_a_port_that_is_taken_is_named() -> None:

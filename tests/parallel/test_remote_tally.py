@@ -41,6 +41,22 @@ def test_actors_that_come_one_after_another_are_told_once_they_are_all_there() -
     assert tally.news() == []  # it left again before anybody was told
 
 
+def test_a_change_shortly_before_the_end_is_in_the_record_once() -> None:
+    tally = RemoteTally(1)
+    tally.add("gpu2", 1)
+    tally.add("gpu2", 1)
+    tally.add("gpu3", 1)
+    tally.add("gpu3", -1)
+    for _ in range(2):
+        assert [(each["host"], each["actors"]) for each in tally.record()["events"]] == [("gpu2", 2)]
+    tally._changed_at["gpu2"] -= 10
+    tally.news()
+    assert [(each["host"], each["actors"]) for each in tally.record()["events"]] == [("gpu2", 2)]
+    tally.add("gpu2", -2)
+    events = tally.record()["events"]
+    assert [(each["host"], each["actors"]) for each in events] == [("gpu2", 2), ("gpu2", 0)]
+
+
 def test_a_resumed_run_continues_the_counts(tally: RemoteTally) -> None:
     tally.count_learned([None, "gpu2", "gpu2"])
     tally.late = 3

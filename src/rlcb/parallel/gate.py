@@ -242,14 +242,15 @@ class Gate:
 
     @contextlib.contextmanager
     def _counted(self, host: str) -> Any:
-        """Count an actor of a host while it takes part."""
+        """Count an actor of a host while it takes part. Nobody leaves by the end of the run."""
         with self.seats.lock:
             self.tally.add(host, 1)
         try:
             yield
         finally:
-            with self.seats.lock:
-                self.tally.add(host, -1)
+            if self.status is None:
+                with self.seats.lock:
+                    self.tally.add(host, -1)
 
     def _welcome(self, stream: MessageStream, seat: Seat) -> str | None:
         """Send a new actor the settings, and wait for its environments; return why it is refused, or None."""

@@ -36,18 +36,23 @@ class RemoteTally:
         self.connected[host] += actors
         self._changed_at[host] = time.monotonic()
 
+    def _changes(self, settled_seconds: float) -> list[dict[str, Any]]:
+        """Return an event for each host whose number of actors differs from that of its last event, and has
+        been the same for so many seconds."""
+        now, moment = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return [
+            {"time": moment, "host": host, "actors": self.connected[host]}
+            for host, changed_at in self._changed_at.items()
+            if self.connected[host] != self._announced[host] and now - changed_at >= settled_seconds
+        ]
+
     def news(self) -> list[str]:
         """Return a line for each host whose number of actors has changed and is settled."""
-        lines = []
-        now, total = time.monotonic(), self.local_actors + sum(self.connected.values())
-        for host in [each for each, at in self._changed_at.items() if now - at >= SETTLE_SECONDS]:
-            del self._changed_at[host]
-            before, actors = self._announced[host], self.connected[host]
-            if actors == before:
-                continue
-            self._announced[host] = actors
-            moment = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            self.events.append({"time": moment, "host": host, "actors": actors})
+        lines, total = [], self.local_actors + sum(self.connected.values())
+        for event in self._changes(SETTLE_SECONDS):
+            host, actors = event["host"], event["actors"]
+            before, self._announced[host] = self._announced[host], actors
+            self.events.append(event)
             if not actors:
                 lines.append(f"actor node {host} left: {counted(total, 'actor')} in all")
             elif before:
@@ -70,12 +75,13 @@ class RemoteTally:
         }
 
     def record(self) -> dict[str, Any]:
-        """Return plain values for the record of the run and for checkpoints."""
+        """Return plain values for the record of the run and for checkpoints. The events include changes that
+        `news` has not told yet."""
         return {
             "other_hosts": len({*self.unrolls} - {self.own_host}),
             "unrolls": dict(self.unrolls),
             "unrolls_late": self.late,
-            "events": list(self.events),
+            "events": [*self.events, *self._changes(0.0)][-MAX_EVENTS:],
         }
 
     def load(self, record: dict[str, Any]) -> None:
