@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from rlcb.cli import evaluate, train, train_distributed
+from rlcb.cli import evaluate, prepared_run, train, train_distributed
 from tests import runs
 
 OLD_NAMES = {
@@ -138,7 +138,7 @@ def call(name: str, flags: Sequence[str]) -> Result:
         patch.setattr(sys, "argv", [str(path), *flags])
         patch.setattr(os, "_exit", sys.exit)
         patch.setattr(train_distributed, "remove_socket_folder", lambda: None)  # this process goes on
-        for module in (train, evaluate):
+        for module in (prepared_run, evaluate):
             patch.setattr(module, "prepare_process", lambda *_, **__: 1)
         for loaded in (name, f"{name}.__main__"):  # runpy warns of a module that runs a second time
             patch.delitem(sys.modules, loaded, raising=False)

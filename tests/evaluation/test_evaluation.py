@@ -19,6 +19,7 @@ import torch
 
 from rlcb import seeding
 from rlcb.cli import evaluate as evaluate_cli
+from rlcb.cli import prepared_run
 from rlcb.cli import train as train_cli
 from rlcb.config.games import MAX_LEVEL
 from rlcb.config.yaml_file import build_config, dump_config
@@ -53,7 +54,7 @@ def train(folder: Path, *flags: str) -> Path:
         "logging.tensorboard=false",
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_cli, "prepare_process", lambda *_: 1)  # torch is already loaded in this process
+        patch.setattr(prepared_run, "prepare_process", lambda *_: 1)  # torch is loaded already
         assert (
             train_cli.main("ppo", "sequential", False, [*arguments, "--output-dir", str(folder), *flags]) == 0
         )

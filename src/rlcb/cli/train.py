@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from rlcb.cli.command import Parser, exit_code
 from rlcb.cli.completion import completing, typed_words
 from rlcb.cli.flags import add_choice, apply_budget, apply_flags, apply_workers, make_parser, read_settings
+from rlcb.cli.prepared_run import prepare_run
 from rlcb.config.algorithms import ALGORITHMS, WHY_NOT
 from rlcb.config.config import Config
 from rlcb.config.sourced import SourcedSettings
 from rlcb.config.yaml_file import build_config
-from rlcb.cpu import prepare_process
 from rlcb.errors import UsageError
-from rlcb.kernels.build import build_ahead
 from rlcb.parallel.calibration import with_split_of
 from rlcb.training.run_folder import CONFIG_FILE, RunFolder, config_of_run, require_same_run
 from rlcb.training.run_spec import RunSpec
@@ -78,12 +77,7 @@ def make_spec(arguments: argparse.Namespace) -> RunSpec:
             folder.refuse_if_occupied()
     folder.refuse_if_in_use()
     require_tracker(config.logging.track)
-    default_threads = 1 if config.mode == "parallel" else None  # parallel: one process per core
-    num_threads = prepare_process(
-        config.hardware.num_threads, config.hardware.tune_allocator, default_threads
-    )
-    build_ahead(config)
-    return RunSpec(config, folder, num_threads, arguments.resume, arguments.overwrite, arguments.trace_folder)
+    return prepare_run(arguments, config, folder, arguments.resume)
 
 
 def run_spec(spec: RunSpec) -> int:

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from rlcb import cpu
 from rlcb.cli import flags
 from rlcb.cli.command import Parser, count, exit_code
 from rlcb.cli.distributed_folder import (
@@ -21,6 +20,7 @@ from rlcb.cli.distributed_folder import (
     with_previous_split,
 )
 from rlcb.cli.flags import Flag
+from rlcb.cli.prepared_run import prepare_run
 from rlcb.cli.train_elastic import run_elastic
 from rlcb.cluster.actor_split import is_open, settle_split
 from rlcb.cluster.launch import as_starter, discover
@@ -32,13 +32,11 @@ from rlcb.config.sourced import SourcedSettings, source_in
 from rlcb.config.validation import describe_validation_error
 from rlcb.config.yaml_file import build_config, set_value
 from rlcb.errors import Interrupted, UsageError
-from rlcb.kernels.build import build_ahead
 from rlcb.parallel.world import World, host_name
 from rlcb.processes.signals import StopSignal
 from rlcb.processes.socket_folder import remove_socket_folder
 from rlcb.text import counted
 from rlcb.training.run_folder import CONFIG_FILE, config_of_run
-from rlcb.training.run_spec import RunSpec
 
 MODE = "distributed"
 SIZE_KEYS = ("num_nodes", "num_workers", "node_workers")  # of the section cluster
@@ -116,16 +114,11 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
     except UsageError as error:
         tell_peers(given, world, str(error))
         raise
-    num_threads = cpu.prepare_process(
-        config.hardware.num_threads, config.hardware.tune_allocator, default_threads=1
-    )
-    build_ahead(config)
+    spec = prepare_run(arguments, config, folder, resume)
     if world.local_rank is not None:
         from rlcb.cluster.rank import train_as_rank
 
-        return train_as_rank(
-            RunSpec(config, folder, num_threads, resume, arguments.overwrite, arguments.trace_folder), world
-        )
+        return train_as_rank(spec, world)
     from rlcb.parallel.supervisor import train_on_node
 
     calibration = None
@@ -138,8 +131,7 @@ def run(arguments: argparse.Namespace, algorithm: str) -> int:
         world = replace(world, num_workers=config.learners_per_node)
     if world.node_rank > 0:
         print(describe_node(config, world), flush=True)
-    spec = RunSpec(config, folder, num_threads, resume, arguments.overwrite, arguments.trace_folder)
-    return train_on_node(spec, node_worker_module(config), world, calibration)
+    return train_on_node(replace(spec, config=config), node_worker_module(config), world, calibration)
 
 
 def find_place(data: SourcedSettings, cluster: ClusterConfig, arguments: argparse.Namespace) -> World:

@@ -11,15 +11,14 @@ import argparse
 from rlcb import cpu
 from rlcb.cli import flags
 from rlcb.cli.distributed_folder import open_folder, require_startable, with_previous_split
+from rlcb.cli.prepared_run import prepare_run
 from rlcb.config.config import Config
 from rlcb.config.sourced import SourcedSettings
 from rlcb.config.yaml_file import build_config, set_value
 from rlcb.errors import UsageError
-from rlcb.kernels.build import build_ahead
 from rlcb.parallel.heartbeat import START_SECONDS
 from rlcb.parallel.join import join
 from rlcb.parallel.world import World, host_name
-from rlcb.training.run_spec import RunSpec
 
 
 def run_elastic(arguments: argparse.Namespace, data: SourcedSettings, world: World) -> int:
@@ -48,13 +47,9 @@ def run_elastic(arguments: argparse.Namespace, data: SourcedSettings, world: Wor
     except UsageError as error:
         tell_other_nodes(port, str(error), world)
         raise
-    num_threads = cpu.prepare_process(
-        config.hardware.num_threads, config.hardware.tune_allocator, default_threads=1
-    )
-    build_ahead(config)
+    spec = prepare_run(arguments, config, folder, resume)
     from rlcb.parallel.supervisor import train_in_workers
 
-    spec = RunSpec(config, folder, num_threads, resume, arguments.overwrite, arguments.trace_folder)
     return train_in_workers(spec)
 
 

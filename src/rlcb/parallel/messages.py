@@ -1,5 +1,5 @@
-"""Messages between the machines of a run: its learner and actors of other machines, as in the table, and nodes
-that tell each other how many ranks they have (cluster/node_sizes.py).
+"""Messages between the machines of a run: the learner and actors of other machines, as in the table, and
+nodes that tell each other how many ranks they have (cluster/node_sizes.py).
 
 A message is MAGIC, the lengths of its two parts, a JSON object, and the bytes of NumPy arrays. Nothing is
 pickled. A receiver refuses what does not begin with MAGIC, objects of more than MAX_JSON bytes, and arrays of
