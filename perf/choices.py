@@ -26,7 +26,7 @@ def make_trainer(network: str) -> Any:
     import torch
 
     from rlcb.config.yaml_file import build_config
-    from rlcb.rl.communicator import Communicator
+    from rlcb.training.base import ProcessSetup
     from rlcb.training.trainer import Trainer
 
     training = {"n_steps": STEPS, "batch_size": ENVS * STEPS, "n_epochs": 1}
@@ -38,7 +38,7 @@ def make_trainer(network: str) -> Any:
         },
         "choices",
     )
-    trainer = Trainer(config, Communicator(), torch.get_num_threads(), lambda: None)
+    trainer = Trainer(ProcessSetup(config, num_threads=torch.get_num_threads()))
     trainer.iterate(config.training.learning_rate)  # real frames in the rollout
     return trainer
 

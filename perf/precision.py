@@ -29,7 +29,7 @@ def make(architecture: str, policy: str) -> Any:
     """An IMPALA trainer that acts as `policy` says and learns in its precision, with int8 in float32."""
     from perf.int8_policy import Int8Policy
     from rlcb.config.yaml_file import build_config
-    from rlcb.rl.communicator import Communicator
+    from rlcb.training.base import ProcessSetup
     from rlcb.training.trainer import Trainer
 
     model = {"architecture": architecture, "hidden_size": NETWORKS[architecture]}
@@ -44,7 +44,7 @@ def make(architecture: str, policy: str) -> Any:
         },
         "precision",
     )
-    trainer = Trainer(config, Communicator(), 1, lambda: None)
+    trainer = Trainer(ProcessSetup(config))
     trainer.iterate(config.training.learning_rate)  # a rollout to learn from, and a warm-up
     if policy in RANGES:
         trainer.collector.model = Int8Policy(trainer.model, RANGES[policy])

@@ -43,7 +43,7 @@ def measure(side: str, architecture: str) -> float:
     import torch
 
     from rlcb.config.yaml_file import build_config
-    from rlcb.rl.communicator import Communicator
+    from rlcb.training.base import ProcessSetup
     from rlcb.training.trainer import Trainer
 
     torch.set_num_threads(cpu.choose_threads(None))
@@ -56,7 +56,7 @@ def measure(side: str, architecture: str) -> float:
         },
         "update_speed",
     )
-    trainer = Trainer(config, Communicator(), torch.get_num_threads(), lambda: None)
+    trainer = Trainer(ProcessSetup(config, num_threads=torch.get_num_threads()))
     trainer.iterate(config.training.learning_rate)  # real frames in the rollout, and a warm-up
     if not ours:
         use_contiguous_layout(trainer.learner, config.training)

@@ -23,8 +23,7 @@ from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_store import UnrollStore
 from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.rl import impala
-from rlcb.rl.communicator import Communicator
-from rlcb.training.base import Update
+from rlcb.training.base import ProcessSetup, Update
 from rlcb.training.run_folder import RunFolder
 from rlcb.training.run_spec import RunSpec
 from tests import runs, step_env
@@ -94,11 +93,7 @@ class Team:
         ]
         spaces, memory = self.actors[0].spaces, bytearray(self.MEMORY)
         self.learner = ImpalaLearner(
-            self.config,
-            Communicator(),
-            1,
-            contexts[0].check,
-            lambda size: memory,
+            ProcessSetup(self.config, heartbeat=contexts[0].check, shared_memory=lambda size: memory),
             spaces,
             contexts[0],
         )

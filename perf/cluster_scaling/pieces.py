@@ -111,7 +111,7 @@ def repeated(work: Callable[[], Any], seconds: float) -> list[float]:
 
 def make_trainer(network: str, algorithm: str, envs: int, n_steps: int) -> Trainer:
     from rlcb.config.yaml_file import build_config
-    from rlcb.rl.communicator import Communicator
+    from rlcb.training.base import ProcessSetup
     from rlcb.training.trainer import Trainer
 
     training: dict[str, Any] = {"n_steps": n_steps, "n_epochs": 1, "batch_size": None}
@@ -127,7 +127,7 @@ def make_trainer(network: str, algorithm: str, envs: int, n_steps: int) -> Train
         },
         "cluster_scaling",
     )
-    return Trainer(config, Communicator(), 1, lambda: None)
+    return Trainer(ProcessSetup(config))
 
 
 def network_pieces(network: str, seconds: float, together: Callable[[], Any]) -> dict[str, Any]:

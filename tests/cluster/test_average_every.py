@@ -11,6 +11,7 @@ import torch
 from rlcb.config.yaml_file import build_config
 from rlcb.errors import UsageError
 from rlcb.rl.communicator import Communicator
+from rlcb.training.base import ProcessSetup
 from rlcb.training.trainer import Trainer
 from tests import cluster_runs, runs
 from tests.cluster_runs import Nodes
@@ -31,7 +32,7 @@ def lone_node(config: dict[str, Any], number: int) -> Trainer:
     alone = build_config({**kept, "mode": "sequential", "env": env, "training": training}, "test")
     communicator = Communicator()
     communicator.rank = number  # its environments are the second half of all
-    return Trainer(alone, communicator, 1, lambda: None)
+    return Trainer(ProcessSetup(alone, communicator))
 
 
 def vectors(trainer: Trainer) -> list[torch.Tensor]:

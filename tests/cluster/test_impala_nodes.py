@@ -33,7 +33,7 @@ from rlcb.parallel.supervisor import Supervisor, WorkerHandle
 from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.parallel.world import World, host_name
 from rlcb.rl import impala
-from rlcb.training.base import Update
+from rlcb.training.base import ProcessSetup, Update
 from rlcb.training.console import count_processes, who_waited
 from rlcb.training.run_folder import RunFolder
 from rlcb.training.run_spec import RunSpec
@@ -123,7 +123,7 @@ class Node:
         self.actors = [Actor(spec, context) for context in contexts[learners:]]
         spaces = self.actors[0].spaces
         self.learners = [
-            ImpalaLearner(config, rank, 1, context.check, lambda size: memory, spaces, context)
+            ImpalaLearner(ProcessSetup(config, rank, 1, context.check, lambda size: memory), spaces, context)
             for rank, context in zip(ranks, contexts)
         ]
         for actor in self.actors:

@@ -25,6 +25,7 @@ from rlcb.rl.communicator import Communicator
 from rlcb.rl.reward_scaler import RewardScaler, SharedRewardScaler
 from rlcb.rl.timing import PHASES
 from rlcb.training import trainer
+from rlcb.training.base import ProcessSetup
 from tests import step_env
 
 pytestmark = pytest.mark.timeout(120)
@@ -77,7 +78,9 @@ class Workers:
             lock=self.lock,
             block=self.block,
         )
-        return A3CTrainer(config, A3CCommunicator(context, config.num_processes), 1, context.check)
+        return A3CTrainer(
+            ProcessSetup(config, A3CCommunicator(context, config.num_processes), heartbeat=context.check)
+        )
 
 
 def test_only_the_statistics_of_rewards_are_computed_while_others_wait_for_the_lock(

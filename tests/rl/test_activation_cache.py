@@ -21,8 +21,8 @@ from rlcb.envs.spaces import Spaces
 from rlcb.errors import Interrupted, UsageError
 from rlcb.rl import a2c
 from rlcb.rl.activation_cache import ActivationCache, activation_bytes
-from rlcb.rl.communicator import Communicator
 from rlcb.rl.models import ActorCritic, make_model
+from rlcb.training.base import ProcessSetup
 from rlcb.training.trainer import Trainer
 from tests import image_env, runs
 
@@ -46,7 +46,7 @@ def configured(keep: bool | None, microbatch: int = 1000, **model: object) -> Co
 
 def train(config: Config, updates: int = 3) -> tuple[Trainer, list[dict[str, float]]]:
     """Make some updates; return the trainer and each update's metrics without those that A2C lacks."""
-    trainer = Trainer(config, Communicator(), 1, lambda: None)
+    trainer = Trainer(ProcessSetup(config))
     found = [trainer.iterate(1e-3).metrics for _ in range(updates)]
     metrics = [{name: each for name, each in row.items() if each is not None} for row in found]
     assert all("policy_loss" in row and "explained_variance" in row for row in metrics)
@@ -61,7 +61,7 @@ def test_training_with_and_without_the_cache_gives_the_same_parameters(microbatc
     plain, plain_metrics = train(configured(False))
     cached, cached_metrics = train(configured(True, microbatch))
     assert plain.learner.activation_cache is None and cached.learner.activation_cache is not None
-    start = Trainer(configured(False), Communicator(), 1, lambda: None).learner.parameters
+    start = Trainer(ProcessSetup(configured(False))).learner.parameters
     assert (plain.learner.parameters - start).abs().max() > 1e-3  # it did learn
     torch.testing.assert_close(cached.learner.parameters, plain.learner.parameters, atol=2e-6, rtol=1e-4)
     for actual, expected in zip(cached_metrics, plain_metrics, strict=True):
@@ -70,7 +70,7 @@ def test_training_with_and_without_the_cache_gives_the_same_parameters(microbatc
 
 def test_the_gradient_equals_that_of_one_pass_over_the_whole_rollout() -> None:
     """Compared with autograd on all samples, without the learner."""
-    trainer = Trainer(configured(True), Communicator(), 1, lambda: None)
+    trainer = Trainer(ProcessSetup(configured(True)))
     trainer.collector.collect(trainer.local_rollout, 0)
     trainer._compute_advantages()
     trainer.learner.apply = lambda: None  # leave the parameters unchanged
@@ -118,7 +118,7 @@ def test_in_bfloat16_metrics_are_about_equal_with_and_without_the_cache() -> Non
 
 def filled_cache(model: ActorCritic, heartbeat: Callable[[], None] = lambda: None) -> ActivationCache:
     """The cache after the policy has acted in a whole rollout."""
-    trainer = Trainer(configured(False), Communicator(), 1, lambda: None)
+    trainer = Trainer(ProcessSetup(configured(False)))
     cache = ActivationCache(model, trainer.local_rollout, 0, heartbeat)
     trainer.close()
     observations = torch.from_numpy(trainer.local_rollout.observations)
@@ -228,7 +228,7 @@ def test_requiring_a_cache_is_refused_for_ppo_and_for_networks_without_convoluti
     vector = configured(True, mlp_sizes=(4,)).model_dump()
     vector["env"] |= {"id": "CartPole-v1"}
     with pytest.raises(UsageError, match="keep_acting_passes = true: this network has no conv"):
-        Trainer(build_config(vector, "a test"), Communicator(), 1, lambda: None)
+        Trainer(ProcessSetup(build_config(vector, "a test")))
 
 
 def test_without_the_cache_an_update_needs_only_the_rollout() -> None:

@@ -208,10 +208,10 @@ def small_run(algorithm: str) -> Config:
 
 
 def make_trainer(config: Config) -> Trainer:
-    from rlcb.rl.communicator import Communicator
+    from rlcb.training.base import ProcessSetup
     from rlcb.training.trainer import Trainer
 
-    return Trainer(config, Communicator(), cpu.choose_threads(None), lambda: None)
+    return Trainer(ProcessSetup(config, num_threads=cpu.choose_threads(None)))
 
 
 def check_update(algorithm: str, checkpoint: Path) -> str:

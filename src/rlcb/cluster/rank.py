@@ -9,7 +9,6 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.parallel.world import World
 from rlcb.processes.shared_memory import open_rollout, open_shared
 from rlcb.processes.signals import StopSignal
-from rlcb.training.base import LearningProcess
+from rlcb.training.base import MakeTrainer
 from rlcb.training.results import failure_recorded, write_failed_record
 from rlcb.training.run import train
 from rlcb.training.run_spec import RunSpec
@@ -91,9 +90,7 @@ class RankContext(WorkerContext):
         return share_memory(self.store, self.world, "memory", partial(open_rollout, config, size), self.watch)
 
 
-def work(
-    spec: RunSpec, context: SupervisedContext, make_trainer: Callable[..., LearningProcess] = Trainer
-) -> int:
+def work(spec: RunSpec, context: SupervisedContext, make_trainer: MakeTrainer = Trainer) -> int:
     """Run one rank that its node's supervisor started; return the exit code of the run."""
     assert context.world is not None
     return run_rank(spec, replace(context.world, local_rank=context.rank), context, make_trainer)
@@ -120,12 +117,7 @@ def train_as_rank(spec: RunSpec, world: World) -> int:
                 raise RunError(f"{name}: {error}") from error
 
 
-def run_rank(
-    spec: RunSpec,
-    world: World,
-    context: WorkerContext,
-    make_trainer: Callable[..., LearningProcess] = Trainer,
-) -> int:
+def run_rank(spec: RunSpec, world: World, context: WorkerContext, make_trainer: MakeTrainer = Trainer) -> int:
     """Meet the other ranks and train with them; return the exit code. All ranks end for the same reason."""
 
     def check_start() -> None:
@@ -184,7 +176,7 @@ def train_watched(
     context: WorkerContext,
     watch: Watchdog,
     store: Any,
-    make_trainer: Callable[..., LearningProcess],
+    make_trainer: MakeTrainer,
 ) -> int:
     """Train with the other ranks; if this rank fails, tell them why. Returns the exit code."""
     try:

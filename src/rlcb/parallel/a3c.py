@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -31,7 +31,7 @@ from rlcb.rl.reward_scaler import SharedRewardScaler
 from rlcb.rl.rollout_buffer import RolloutBuffer, rollout_bytes
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PHASES
-from rlcb.training.base import REWARD_PER_STEP, Counters, Update, require_finite
+from rlcb.training.base import REWARD_PER_STEP, Counters, ProcessSetup, Update, require_finite
 from rlcb.training.run import train
 from rlcb.training.run_spec import RunSpec
 from rlcb.training.trainer import Trainer
@@ -100,17 +100,11 @@ class A3CTrainer(Trainer):
 
     communicator: A3CCommunicator
 
-    def __init__(
-        self,
-        config: Config,
-        communicator: Communicator,
-        num_threads: int,
-        heartbeat: Callable[[], None],
-        rollout_memory: Callable[[int], Any] | None = None,
-    ) -> None:
-        """`rollout_memory` is not used: a worker's rollout is private, and no file backs the shared block."""
+    def __init__(self, setup: ProcessSetup) -> None:
+        """`shared_memory` is not used: a worker's rollout is private, and no file backs the shared block."""
+        config, communicator = setup.config, setup.communicator
         assert isinstance(communicator, A3CCommunicator)
-        super().__init__(config, communicator, num_threads, heartbeat)
+        super().__init__(setup)
         layout = shared_layout(config, len(self.learner.parameters))
         block = communicator.context.shared_memory(ParallelConfig(), layout_bytes(layout))
         self.shared = views(layout, block)
@@ -132,7 +126,7 @@ class A3CTrainer(Trainer):
             self.shared_parameters.copy_(self.learner.parameters)
         communicator.barrier()
 
-    def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
+    def _make_rollout(self) -> tuple[RolloutBuffer, RolloutBuffer]:
         """Return a private rollout of this worker."""
         parallel, size = self.config.parallel, (self.config.training.n_steps, self.config.envs_per_process)
         block = None
@@ -175,7 +169,7 @@ class A3CTrainer(Trainer):
         self._compute_advantages()
         self.learner.set_learning_rate(learning_rate)
         metrics = self.algorithm.update(self.learner, self.local_rollout, self.config, number)
-        metrics[REWARD_PER_STEP] = float(self.local_rollout.rewards.mean(dtype=np.float64))
+        metrics[REWARD_PER_STEP] = self.local_rollout.mean_reward()
         with self._locked():
             self._report(episodes, metrics)
             return self._take_reports()

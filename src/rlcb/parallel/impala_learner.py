@@ -31,11 +31,17 @@ from rlcb.parallel.unroll_batches import Batches
 from rlcb.parallel.unroll_store import StoreSize, UnrollStore, store_bytes
 from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.rl import impala
-from rlcb.rl.communicator import Communicator
 from rlcb.rl.reward_scaler import RewardScaler
 from rlcb.rl.statistics import Episode
-from rlcb.rl.timing import PHASES, PhaseTimer
-from rlcb.training.base import REWARD_PER_STEP, Counters, LearningProcess, Update, slowest_rank
+from rlcb.rl.timing import PHASES
+from rlcb.training.base import (
+    REWARD_PER_STEP,
+    Counters,
+    LearningProcess,
+    ProcessSetup,
+    Update,
+    slowest_rank,
+)
 
 
 def store_size(config: Config, spaces: Spaces) -> StoreSize:
@@ -75,30 +81,22 @@ class ImpalaLearner(LearningProcess):
     """One learner process. The first one of a node also hands out slots, scales rewards and publishes
     parameters."""
 
-    def __init__(
-        self,
-        config: Config,
-        communicator: Communicator,
-        num_threads: int,
-        heartbeat: Callable[[], None],
-        shared_memory: Callable[[int], Any],
-        spaces: Spaces,
-        context: SupervisedContext,
-    ) -> None:
-        """`communicator` connects the learners, `heartbeat` is called while waiting and learning,
-        `shared_memory` gives a buffer of a size in bytes, and `spaces` are those of the actors'
-        environments."""
-        super().__init__(config, communicator, num_threads, heartbeat, PhaseTimer(), spaces)
+    def __init__(self, setup: ProcessSetup, spaces: Spaces, context: SupervisedContext) -> None:
+        """Build network and learner, and open the memory that the actors share. `spaces` are those of the
+        actors' environments."""
+        config = setup.config
+        super().__init__(setup, spaces)
+        assert setup.shared_memory is not None
         self.context = context
         self.calibration = context.calibration
         self.store, self.snapshot = open_shared_parts(
-            config, spaces, len(self.learner.parameters), shared_memory
+            config, spaces, len(self.learner.parameters), setup.shared_memory
         )
         training, size = config.training, unrolls_per_batch(config)
         self.gate = self._open_gate()
         """Lets actors of other machines take part; only in the first learner of a run that accepts them."""
         check, seats = config.impala.check_unwritten, None if self.gate is None else self.gate.seats
-        self.batches = Batches(self.store, context, heartbeat, size, check, seats)
+        self.batches = Batches(self.store, context, setup.heartbeat, size, check, seats)
         writers_envs = config.envs_per_node + config.num_seats * config.envs_per_process
         self.scaler = RewardScaler(writers_envs, training.gamma, training.reward_clip)
         self.waits_before = self._actor_waits()
@@ -157,7 +155,7 @@ class ImpalaLearner(LearningProcess):
         if self.leads:  # the other learners are done as well, since their gradients were summed
             episodes = self.store.episodes_of(slots)
             self._note_remote(slots)
-            self.reward_per_step = float(self.store.rollout.rewards[:, columns].mean(dtype=np.float64))
+            self.reward_per_step = self.store.rollout.mean_reward(columns)
             self.snapshot.publish(self.learner.parameters, self.counters.updates)
             self.batches.give_out(slots)
         all_episodes = self.exchange(episodes)

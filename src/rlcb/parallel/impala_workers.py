@@ -22,9 +22,7 @@ sum their gradients; only the first one handles slots. supervisor.py starts and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from rlcb.config.config import Config
 from rlcb.parallel.data_parallel import join_workers
@@ -32,6 +30,7 @@ from rlcb.parallel.impala_actor import Actor
 from rlcb.parallel.impala_learner import ImpalaLearner, open_shared_parts
 from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.rl.communicator import Communicator
+from rlcb.training.base import ProcessSetup
 from rlcb.training.run import train
 from rlcb.training.run_spec import RunSpec
 
@@ -59,24 +58,18 @@ def run_actor(spec: RunSpec, context: SupervisedContext) -> int:
     return 0
 
 
-def make_learner(
-    context: SupervisedContext,
-    config: Config,
-    communicator: Communicator,
-    num_threads: int,
-    heartbeat: Callable[[], None],
-    shared_memory: Callable[[int], Any],
-) -> ImpalaLearner:
+def make_learner(context: SupervisedContext, setup: ProcessSetup) -> ImpalaLearner:
     """Build this process's learner once the actors are ready; `train` calls it.
 
     The first actor tells which spaces the environments have. A run whose environments cannot be made thus
     fails before it takes its folder.
     """
+    config, communicator = setup.config, setup.communicator
     first = config.learners_per_node
     actors = range(first, first + config.actors_per_node)
     spaces = communicator.wait_for_peers(lambda: context.broadcast(source=first))
     communicator.wait_for_peers(lambda: context.wait_until_ready(actors))
-    return ImpalaLearner(config, communicator, num_threads, heartbeat, shared_memory, spaces, context)
+    return ImpalaLearner(setup, spaces, context)
 
 
 def join_learners(config: Config, context: SupervisedContext) -> Communicator:

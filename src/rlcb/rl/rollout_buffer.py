@@ -70,6 +70,10 @@ class RolloutBuffer:
         """T * N."""
         return self.n_steps * self.num_envs
 
+    def mean_reward(self, columns: slice | NDArray[np.int64] = slice(None)) -> float:
+        """Return the mean raw reward of a timestep, of all environments or of some columns."""
+        return float(self.rewards[:, columns].mean(dtype=np.float64))
+
     def flat(self, name: str) -> NDArray[Any]:
         """Return an array as (T * N, ...), never a copy: sample t * N + i is step t of environment i."""
         array: NDArray[Any] = getattr(self, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -71,6 +71,21 @@ class Update:
     """Lines to print, such as who joined the run."""
 
 
+@dataclass(frozen=True)
+class ProcessSetup:
+    """What a learning process is made from; the defaults are for a process that trains alone."""
+
+    config: Config
+    communicator: Communicator = field(default_factory=Communicator)
+    """Connects the processes that learn."""
+    num_threads: int = 1
+    """Threads of each process."""
+    heartbeat: Callable[[], None] = lambda: None
+    """Called between environment steps and between microbatches; it may raise to stop the run."""
+    shared_memory: Callable[[int], Any] | None = None
+    """Returns a buffer of so many bytes that all processes of the node share; None: use private memory."""
+
+
 class LearningProcess:
     """One process's network, learner and counters; the run loop (training/run.py) drives it.
 
@@ -78,20 +93,12 @@ class LearningProcess:
     ImpalaLearner (parallel/impala_learner.py).
     """
 
-    def __init__(
-        self,
-        config: Config,
-        communicator: Communicator,
-        num_threads: int,
-        heartbeat: Callable[[], None],
-        timer: PhaseTimer,
-        spaces: Spaces,
-    ) -> None:
+    def __init__(self, setup: ProcessSetup, spaces: Spaces) -> None:
         """Build network and learner. Raises UsageError if the network cannot be made as configured."""
-        self.config = config
-        self.communicator = communicator
-        self.num_threads = num_threads
-        self.timer = timer
+        self.setup = setup
+        self.config = config = setup.config
+        self.communicator = communicator = setup.communicator
+        self.timer = PhaseTimer()
         self.spaces = spaces
         self.counters = Counters()
         self.model = make_model(config.model, spaces, config.training.seed, config.hardware.kernels)
@@ -106,8 +113,8 @@ class LearningProcess:
             config.training,
             self.microbatch_size,
             communicator.learners(),
-            timer,
-            heartbeat,
+            self.timer,
+            setup.heartbeat,
             self.algorithm.STATISTICS,
         )
         self.take_state = True
@@ -134,7 +141,8 @@ class LearningProcess:
             "kernels": self.model.kernels
             if reason is None
             else f"torch, because there are no native ones: {reason}",
-            "threads": f"{self.num_threads} per process, gradients in microbatches of {self.microbatch_size}",
+            "threads": f"{self.setup.num_threads} per process, gradients in microbatches of "
+            f"{self.microbatch_size}",
             **self.communicator.facts(),
         }
 
@@ -197,6 +205,10 @@ class LearningProcess:
 
     def close(self) -> None:
         """Close environments and other resources."""
+
+
+MakeTrainer = Callable[[ProcessSetup], LearningProcess]
+"""Makes the learning process of a run, once the process may make environments."""
 
 
 def slowest_rank(communicator: Communicator, busy: list[float]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from rlcb.config.config import Config
 from rlcb.errors import Interrupted, PeerLost
 from rlcb.processes.signals import StopSignal
 from rlcb.rl.communicator import Communicator
-from rlcb.training.base import LearningProcess, Update
+from rlcb.training.base import LearningProcess, MakeTrainer, ProcessSetup, Update
 from rlcb.training.checkpoint import newest_checkpoint
 from rlcb.training.console import describe_pinning, print_settings
 from rlcb.training.profiler import maybe_profile
@@ -50,7 +49,7 @@ def train(
     spec: RunSpec,
     context: WorkerContext | None = None,
     communicator: Communicator | None = None,
-    make_trainer: Callable[..., LearningProcess] = Trainer,
+    make_trainer: MakeTrainer = Trainer,
 ) -> int:
     """Train until the budget ends or a signal comes; return the exit code. Every process of a run calls it.
 
@@ -69,7 +68,7 @@ def train(
             recorder.progress.refresh(clock.elapsed())
 
     memory = partial(context.shared_memory, config.parallel)
-    trainer = make_trainer(config, communicator, spec.num_threads, heartbeat, memory)
+    trainer = make_trainer(ProcessSetup(config, communicator, spec.num_threads, heartbeat, memory))
     with contextlib.closing(folder), contextlib.closing(trainer), contextlib.ExitStack() as stack:
         checkpoint = prepare(spec, trainer)
         if communicator.is_main:

@@ -9,29 +9,32 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 
 from rlcb import seeding
-from rlcb.config.config import Config
 from rlcb.config.derived import caches_activations, with_shard_of_minibatch
 from rlcb.envs.vector_env import groups_of, make_vector_env, native_threads, spaces_of
 from rlcb.errors import UsageError
 from rlcb.rl.activation_cache import ActivationCache, activation_bytes
 from rlcb.rl.collector import Collector, join_states, slice_state
-from rlcb.rl.communicator import Communicator
 from rlcb.rl.gae import generalised_advantages
 from rlcb.rl.reward_scaler import RewardScaler
 from rlcb.rl.rollout_buffer import RolloutBuffer, rollout_bytes
 from rlcb.rl.statistics import Episode
-from rlcb.rl.timing import PhaseTimer
 from rlcb.training.averaging import AverageSchedule
-from rlcb.training.base import REWARD_PER_STEP, Counters, LearningProcess, Update, slowest_rank
+from rlcb.training.base import (
+    REWARD_PER_STEP,
+    Counters,
+    LearningProcess,
+    ProcessSetup,
+    Update,
+    slowest_rank,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,32 +44,23 @@ BUSY_PHASES = ("env", "inference", "learn")  # in the other phases a process wai
 class Trainer(LearningProcess):
     """Environments, collector, rollout, reward scaler and learner of one process."""
 
-    def __init__(
-        self,
-        config: Config,
-        communicator: Communicator,
-        num_threads: int,
-        heartbeat: Callable[[], None],
-        rollout_memory: Callable[[int], Any] | None = None,
-    ) -> None:
-        """Build everything. Raises UsageError if environments or network cannot be made as configured.
-
-        `rollout_memory` maps a size in bytes to memory for the rollout that all processes of the node share;
-        without it the rollout is in private memory. `heartbeat` is called between environment steps and
-        microbatches; it may raise to stop the run.
-        """
+    def __init__(self, setup: ProcessSetup) -> None:
+        """Build everything. Raises UsageError if environments or network cannot be made as configured."""
+        config, communicator = setup.config, setup.communicator
         training, seed, count = config.training, config.training.seed, config.envs_per_process
         self.learning_config = with_shard_of_minibatch(config, communicator.local_size)
         self.first_env = communicator.rank * count
         self.groups, envs = groups_of(range(self.first_env, self.first_env + count), config.group_size)
         group_seeds = [seeding.group_seed(seed, group) for group in self.groups]
-        threads = native_threads(num_threads)
+        threads = native_threads(setup.num_threads)
         self.env = make_vector_env(config.env, group_seeds, config.group_size, threads, envs=envs)
-        super().__init__(config, communicator, num_threads, heartbeat, PhaseTimer(), spaces_of(self.env))
-        self.rollout, self.local_rollout = self._make_rollout(rollout_memory)
-        cache = self.learner.activation_cache = self._make_activation_cache(heartbeat)
+        super().__init__(setup, spaces_of(self.env))
+        self.rollout, self.local_rollout = self._make_rollout()
+        cache = self.learner.activation_cache = self._make_activation_cache()
         act = None if cache is None else cache.act
-        self.collector = Collector(self.env, self.model, seed, self.first_env, self.timer, heartbeat, act)
+        self.collector = Collector(
+            self.env, self.model, seed, self.first_env, self.timer, setup.heartbeat, act
+        )
         self.scaler = RewardScaler(count, training.gamma, training.reward_clip)
         every = config.cluster.average_every
         self.averages = None if every is None else AverageSchedule(every, communicator)
@@ -75,21 +69,21 @@ class Trainer(LearningProcess):
         self.reward_per_step = 0.0
         """Mean raw reward of a timestep of the last update, over all processes; in the main process only."""
 
-    def _make_rollout(self, memory: Callable[[int], Any] | None) -> tuple[RolloutBuffer, RolloutBuffer]:
+    def _make_rollout(self) -> tuple[RolloutBuffer, RolloutBuffer]:
         """Return the rollout of the node, which is learned from, and the columns that this process fills."""
         n_steps, count = self.config.training.n_steps, self.config.envs_per_process
         num_envs = count * self.communicator.local_size
         size, block = rollout_bytes(n_steps, num_envs, self.spaces), None
-        if memory is not None:
+        if self.setup.shared_memory is not None:
             on_disk = self.config.parallel.buffer == "mmap"
             extra = 0 if on_disk else self.communicator.memory_for_sums(self.learner.sums.nbytes)
-            block = memory(size + extra)
+            block = self.setup.shared_memory(size + extra)
             if extra:
                 self.communicator.use_memory(memoryview(block)[size:])
         rollout = RolloutBuffer(n_steps, num_envs, self.spaces, block)
         return rollout, rollout.columns(self.communicator.local_rank * count, count)
 
-    def _make_activation_cache(self, heartbeat: Callable[[], None]) -> ActivationCache | None:
+    def _make_activation_cache(self) -> ActivationCache | None:
         """Return a cache for acting and learning, or None if the algorithm, the network, the configuration or
         the memory does not allow one. Raises UsageError if the configuration requires an impossible one."""
         if not self.config.traits.caches_activations:
@@ -99,7 +93,7 @@ class Trainer(LearningProcess):
             raise UsageError("hardware.keep_acting_passes = true: this network has no convolutions to keep")
         if not caches_activations(self.config, size):
             return None
-        return ActivationCache(self.model, self.local_rollout, size, heartbeat)
+        return ActivationCache(self.model, self.local_rollout, size, self.setup.heartbeat)
 
     def facts(self) -> dict[str, str]:
         facts, cache = super().facts(), self.learner.activation_cache
@@ -116,7 +110,7 @@ class Trainer(LearningProcess):
         episodes = self.collector.collect(self.local_rollout, update_number)
         with self.timer("wait"):
             self.communicator.barrier()
-        self._local_reward_per_step = float(self.local_rollout.rewards.mean(dtype=np.float64))
+        self._local_reward_per_step = self.local_rollout.mean_reward()
         self._compute_advantages()
         self.communicator.barrier()  # from here on every process reads what the others wrote
         self.learner.set_learning_rate(learning_rate)
