@@ -159,11 +159,9 @@ class ActorBench:
         from rlcb.config.config import largest_divisor
         from rlcb.envs.vector_env import make_vector_env, spaces_of
         from rlcb.rl.collector import Collector
-        from rlcb.rl.communicator import Communicator
         from rlcb.rl.rollout_buffer import RolloutBuffer
-        from rlcb.rl.timing import PhaseTimer
         from rlcb.seeding import group_seed
-        from rlcb.training.base import LearningProcess
+        from rlcb.training.base import LearningProcess, ProcessSetup
 
         config, seed = self.config, self.config.training.seed
         if self.env is not None:
@@ -173,8 +171,7 @@ class ActorBench:
         self.env = make_vector_env(config.env, seeds, group, 0)
         spaces = spaces_of(self.env)
         if self.process is None:
-            timer = PhaseTimer()
-            self.process = LearningProcess(config, Communicator(), 1, lambda: None, timer, spaces)
+            self.process = LearningProcess(ProcessSetup(config), spaces)
         process = self.process
         self.rollout = RolloutBuffer(config.training.n_steps, size, spaces)
         self.collector = Collector(self.env, process.model, seed, 0, process.timer, lambda: None)
