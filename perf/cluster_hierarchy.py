@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from perf.cluster_reduction import rows_of_run
 from perf.cluster_scaling.data import load
 from perf.cluster_scaling.link import hosts
-from perf.cluster_scaling.reduce import SMALL, all_reduce_times
-from perf.cluster_scaling.ring import link_hop, nested_ring_parts, ring_parts
+from perf.cluster_scaling.reduce import OVER_GLOO, SHARED, SMALL, all_reduce_times
+from perf.cluster_scaling.ring import hierarchical_parts, link_hop, nested_ring_parts, ring_parts
 from perf.measure import RESULTS, interleave, save, table
 
 NODES, GRADIENT = 2, 1_369_792  # bytes of the Nature CNN's gradient
@@ -39,17 +39,23 @@ def measure_sums(rate: str, ranks: int, seconds: float) -> list[dict[str, Any]]:
         found = all_reduce_times(place, ranks, (SMALL, GRADIENT), seconds)
     machine = load(RESULTS).machine()
     network = link_hop(machine.wire, RATES[rate], 0.0)
-    models = {RING: ring_parts, "hierarchical": nested_ring_parts}
-    measured = {RING: found["all_reduce"], "hierarchical": found["hierarchical"]}
+    place = (NODES, ranks, network, machine.local)
+    models: dict[str, Callable[[int], dict[str, float]]] = {
+        RING: lambda size: ring_parts(size, *place),
+        OVER_GLOO: lambda size: nested_ring_parts(size, *place),
+        SHARED: lambda size: hierarchical_parts(size, *place, machine.sharing),
+    }
+    measured = {RING: found["all_reduce"], OVER_GLOO: found[OVER_GLOO], SHARED: found[SHARED]}
     return [
         {
             "way": way,
             "bytes": size,
             "measured": measured[way][size],
-            "computed": sum(models[way](size, NODES, ranks, network, machine.local).values()),
+            "computed": sum(model(size).values()),
         }
         for size in (SMALL, GRADIENT)
-        for way in models
+        for way, model in models.items()
+        if measured[way]
     ]
 
 

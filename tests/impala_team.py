@@ -23,6 +23,7 @@ from rlcb.parallel.slot_queue import SlotQueue
 from rlcb.parallel.unroll_store import UnrollStore
 from rlcb.parallel.worker_context import SupervisedContext
 from rlcb.rl import impala
+from rlcb.rl.communicator import Communicator
 from rlcb.training.base import ProcessSetup, Update
 from rlcb.training.run_folder import RunFolder
 from rlcb.training.run_spec import RunSpec
@@ -61,6 +62,7 @@ class Team:
     MEMORY = 2**20
     OVERRIDES: ClassVar[dict[str, Any]] = {}
     """Settings that a subclass changes, by section."""
+    COMMUNICATOR: ClassVar[type[Communicator]] = Communicator
 
     def __init__(
         self,
@@ -93,7 +95,12 @@ class Team:
         ]
         spaces, memory = self.actors[0].spaces, bytearray(self.MEMORY)
         self.learner = ImpalaLearner(
-            ProcessSetup(self.config, heartbeat=contexts[0].check, shared_memory=lambda size: memory),
+            ProcessSetup(
+                self.config,
+                communicator=self.COMMUNICATOR(),
+                heartbeat=contexts[0].check,
+                shared_memory=lambda size: memory,
+            ),
             spaces,
             contexts[0],
         )

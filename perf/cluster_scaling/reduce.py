@@ -9,6 +9,7 @@ in no cache any more, and the threads that send it have been asleep.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import statistics
@@ -23,10 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 from perf.cluster_scaling.link import Hosts
 from perf.training_runs import environment
+from rlcb.parallel.shared_sum import SharedSum, is_available, memory_bytes
 from rlcb.paths import PROJECT
+from rlcb.processes.shared_memory import map_shared, open_shared
 from tests.cluster_runs import free_port
 
 if TYPE_CHECKING:
+    from rlcb.cluster.summation import Hierarchy
     from rlcb.parallel.gloo import GlooCommunicator
 
 SMALL = 32  # bytes
@@ -36,17 +40,20 @@ LEAST, MOST = 6, 200  # repeats
 TRIMMED = 20  # one in so many, of the largest and of the smallest
 GATHERED = 1024  # bytes that a rank has for rank 0 after an update, about
 RANK_SECONDS = 120.0
+NESTED = SHARED, OVER_GLOO = "hierarchical", "hierarchical over gloo"
 
 
 def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds: float) -> dict[str, Any]:
     """Return the measurements of `per_host` ranks on each host.
 
-    They are `all_reduce`, bytes -> seconds; `hierarchical`, the same of sums within hosts first, with several
-    ranks on each of several hosts; `hidden`, bytes -> the share that computing hides; `gather`,
-    seconds; `connections`, open sockets of rank 0. `seconds` is how long to repeat each.
+    They are `all_reduce`, bytes -> seconds; with several ranks on each of several hosts, the times of sums
+    within hosts first: `hierarchical` through shared memory, if the system can, and `hierarchical over gloo`;
+    `hidden`, bytes -> the share that computing hides; `gather`, seconds; `connections`, open sockets of rank
+    0. `seconds` is how long to repeat each.
     """
     ranks, cores = len(hosts.names) * per_host, sorted(os.sched_getaffinity(0))
-    processes = []
+    processes: list[subprocess.Popen[str]] = []
+    memories = [open_shared(memory_bytes(per_host, max(sizes))) for _ in hosts.names]
     place = (
         "--size",
         ranks,
@@ -63,7 +70,8 @@ def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds:
             pinned = ["taskset", "-c", cores[rank]] if ranks <= len(cores) else []
             words = [*hosts.enter(rank // per_host), *pinned, sys.executable]
             words += ["-m", "perf.cluster_scaling.reduce", "--rank", rank, *place, "--seconds", seconds]
-            words += ["--per-host", per_host, "--bytes", *sizes]
+            memory = memories[rank // per_host]
+            words += ["--per-host", per_host, "--memory", memory, "--bytes", *sizes]
             processes.append(
                 subprocess.Popen(
                     [str(word) for word in words],
@@ -71,6 +79,7 @@ def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds:
                     env={**environment(), "TORCH_CPP_LOG_LEVEL": "ERROR"},  # no host here has a name
                     stdout=subprocess.PIPE,
                     text=True,
+                    pass_fds=(memory,),
                 )
             )
         outputs = [process.communicate(timeout=RANK_SECONDS)[0] for process in processes]
@@ -78,10 +87,12 @@ def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds:
         for process in processes:
             process.kill()
             process.communicate()
+        for memory in memories:
+            os.close(memory)
     if any(process.returncode for process in processes):
         raise RuntimeError("a rank of an all-reduce failed")
     found: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
-    for name in ("all_reduce", "hierarchical"):
+    for name in ("all_reduce", *NESTED):
         found[name] = {int(size): value for size, value in found[name].items()}
     return found
 
@@ -92,7 +103,6 @@ def be_rank(arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from rlcb.cluster.summation import Hierarchy
     from rlcb.parallel.gloo import GlooCommunicator
 
     torch.set_num_threads(1)
@@ -100,20 +110,16 @@ def be_rank(arguments: argparse.Namespace) -> None:
     store = dist.TCPStore(arguments.address, arguments.port, is_master=rank == 0, wait_for_workers=False)
     communicator = GlooCommunicator(store, rank, ranks, RANK_SECONDS)
     compute = fixed_work(COMPUTE_SECONDS)
-    found: dict[str, Any] = {"all_reduce": {}, "hidden": {}, "hierarchical": {}}
-    hierarchy = None
-    if 1 < arguments.per_host < ranks:
-        nodes = [range(first, first + arguments.per_host) for first in range(0, ranks, arguments.per_host)]
-        hierarchy = Hierarchy(rank, nodes, timedelta(seconds=RANK_SECONDS))
+    found: dict[str, Any] = {name: {} for name in ("all_reduce", "hidden", *NESTED)}
+    nested = hierarchies(rank, ranks, arguments.per_host, arguments.memory)
     for size in arguments.bytes:
         message = torch.zeros(max(1, size // 4))
         count = IN_A_ROW if size == SMALL else 1
         work = partial(times, count, communicator.sum_, message)
         found["all_reduce"][size] = alone = timed(compute, work, communicator, arguments.seconds) / count
-        if hierarchy is not None:
+        for name, hierarchy in nested.items():
             work = partial(times, count, hierarchy.sum_, message)
-            nested = timed(compute, work, communicator, arguments.seconds) / count
-            found["hierarchical"][size] = nested
+            found[name][size] = timed(compute, work, communicator, arguments.seconds) / count
         if size != SMALL:
             both = timed(compute, partial(overlapped, compute, message), communicator, arguments.seconds)
             found["hidden"][size] = hidden_share(alone, timed(nothing, compute, communicator, 0.2), both)
@@ -124,6 +130,24 @@ def be_rank(arguments: argparse.Namespace) -> None:
         print(json.dumps(found), flush=True)
     communicator.barrier()
     communicator.close()
+
+
+def hierarchies(rank: int, ranks: int, per_host: int, memory: int) -> dict[str, Hierarchy]:
+    """Return the ways to sum within hosts first, by name; none if hosts have one rank or there is one host.
+
+    `memory` is the descriptor of the memory that this host's ranks share.
+    """
+    from rlcb.cluster.summation import Hierarchy
+
+    if not 1 < per_host < ranks:
+        return {}
+    hosts = [range(first, first + per_host) for first in range(0, ranks, per_host)]
+    over_gloo = Hierarchy(rank, hosts, timedelta(seconds=RANK_SECONDS))
+    ways = {OVER_GLOO: over_gloo}
+    if is_available():
+        ways[SHARED] = copy.copy(over_gloo)  # the connections are the same
+        ways[SHARED].shared = SharedSum(map_shared(memory), rank % per_host, per_host)
+    return ways
 
 
 def fixed_work(seconds: float) -> Callable[[], None]:
@@ -202,8 +226,9 @@ def gather_seconds(communicator: GlooCommunicator, seconds: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, kind in (("rank", int), ("size", int), ("per-host", int), ("port", int), ("seconds", float)):
-        parser.add_argument(f"--{name}", type=kind, required=True)
+    for name in ("rank", "size", "per-host", "memory", "port"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--address", required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--bytes", nargs="+", type=int, required=True)

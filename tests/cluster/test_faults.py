@@ -63,18 +63,28 @@ def test_a_rank_that_fails_on_one_node_ends_the_other_with_its_name(
     cluster_runs.assert_nothing_left(folder)
 
 
-def test_a_rank_that_sums_through_shared_memory_notices_that_another_one_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("cluster.reduction=hierarchical", "gradient sums within nodes, then between them"),
+        ("cluster.average_every=1", "gradient sums within nodes; averages of the nodes every update"),
+    ],
+)
+def test_a_rank_that_sums_through_shared_memory_notices_at_once_that_another_one_was_killed(
+    tmp_path: Path, setting: str, words: str
+) -> None:
     folder, port = tmp_path / "run", cluster_runs.free_port()
-    flags = (*TINY, *EVERY_STATE, *fault(fault="kill", rank=1, at=120), "--output-dir", folder)
+    flags = (*TINY, *fault(fault="kill", rank=1, at=120), "--output-dir", folder, "--set", setting)
+    flags += ("--set", "logging.snapshot_seconds=0", "--set", "cluster.timeout_seconds=1000")
     place = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with Nodes("127.0.0.1", ()) as ranks:
         for rank in range(2):
-            words = runs.command(PPO, *flags, "--set", "cluster.reduction=hierarchical")
-            ranks.processes.append(cluster_runs.start(words, RANK=rank, LOCAL_RANK=rank, **place))
+            command = runs.command(PPO, *flags)
+            ranks.processes.append(cluster_runs.start(command, RANK=rank, LOCAL_RANK=rank, **place))
         (code, output, errors), (killed, _, _) = ranks.wait(60)
     assert (code, killed) == (1, -9), errors
     assert f"rank 1 on {socket.gethostname()} is gone" in errors.splitlines()[-1]
-    assert "gradient sums within nodes, then between them" in " ".join(output.split())
+    assert words in " ".join(output.split())
     assert runs.rows(folder)[-1]["update"] == 14
     assert_whole(folder)
 

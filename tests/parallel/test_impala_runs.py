@@ -35,14 +35,18 @@ def sequential(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("actors", "learners"), [(1, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("actors", "learners", "buffer"), [(1, 1, "auto"), (2, 2, "auto"), (2, 2, "mmap"), (4, 1, "auto")]
+)
 def test_without_lag_a_parallel_run_is_the_sequential_run(
-    sequential: Path, tmp_path: Path, actors: int, learners: int
+    sequential: Path, tmp_path: Path, actors: int, learners: int, buffer: str
 ) -> None:
+    """Two learners sum through shared memory, or over gloo if their memory is on disk."""
     folder = tmp_path / "run"
     result = runs.run(
         SCRIPT, *POLE, "--set", f"impala.num_actors={actors}", "--set", f"impala.num_learners={learners}",
         "--set", "impala.max_policy_lag=0", "--set", "impala.check_unwritten=true", "--output-dir", folder,
+        "--set", f"parallel.buffer={buffer}",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     require_equal_runs(folder, sequential)

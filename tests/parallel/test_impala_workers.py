@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from rlcb.errors import RunError
+from rlcb.rl.communicator import Communicator
 from rlcb.rl.learner import flatten_parameters
 from rlcb.rl.models import make_model
 from tests.impala_team import N_STEPS, Team, steps_by_environment
@@ -185,3 +186,43 @@ def test_an_unroll_older_than_allowed_is_an_error() -> None:
         ours.store.version[:] = 0
         with pytest.raises(RunError, match="updates old"):
             ours.learn(1)
+
+
+class SummingCommunicator(Communicator):
+    """A group of one process that asks for memory for its sums, of the size of a vector."""
+
+    vector_bytes = 0
+    memory = memoryview(b"")
+
+    def memory_for_sums(self, vector_bytes: int) -> int:
+        self.vector_bytes = vector_bytes
+        return vector_bytes
+
+    def use_memory(self, memory: Any) -> None:
+        self.memory = memoryview(memory)
+
+
+class SummingTeam(Team):
+    COMMUNICATOR = SummingCommunicator
+
+
+def test_learners_sum_through_memory_that_no_unroll_and_no_parameter_uses() -> None:
+    team = SummingTeam(2, 1)
+    communicator = team.learner.communicator
+    assert isinstance(communicator, SummingCommunicator)
+    sums = team.learner.learner.sums
+    assert communicator.vector_bytes == sums.nbytes <= len(communicator.memory)
+    part = communicator.memory[: sums.nbytes]
+    part[:] = b"\xee" * sums.nbytes
+    with team.acting():
+        team.learn(6)
+    assert bytes(part) == b"\xee" * sums.nbytes
+
+
+def test_learners_whose_memory_is_on_disk_do_not_sum_through_it() -> None:
+    class OnDisk(SummingTeam):
+        OVERRIDES: ClassVar[dict[str, Any]] = {"parallel": {"buffer": "mmap"}}
+
+    communicator = OnDisk(2, 1).learner.communicator
+    assert isinstance(communicator, SummingCommunicator)
+    assert not communicator.memory

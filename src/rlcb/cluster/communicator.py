@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from rlcb.cluster.gradient_reduction import BucketReduction, CompressedReduction
 from rlcb.cluster.node_group import NodeGroup
+from rlcb.cluster.node_memory import NodePeers
 from rlcb.cluster.summation import Hierarchy, Ring, Summation, SumThread
 from rlcb.cluster.watchdog import Watchdog
 from rlcb.config.settings import ClusterConfig
@@ -57,11 +58,12 @@ class ClusterCommunicator(GlooCommunicator):
         world: World,
         config: ClusterConfig,
         watch: Watchdog,
-        node_memory: Callable[[int], Any] | None = None,
+        node_memory: Callable[[int], tuple[Any, NodePeers]] | None = None,
     ) -> None:
         """Connect to all other ranks, which `store` tells the addresses of each other.
 
-        `node_memory` returns so many bytes that the ranks of a node share; without it they sum over gloo.
+        `node_memory` returns so many bytes that the ranks of this node share, and the connections to them;
+        without it they sum over gloo.
         """
         self.node_rank, self.num_nodes, self.node_sizes = world.node_rank, world.num_nodes, world.sizes
         self.names = watch.names
@@ -217,7 +219,8 @@ class ClusterCommunicator(GlooCommunicator):
         wanted = self.config.reduction
         if wanted == "ring" or (wanted == "auto" and max(self.node_sizes) == 1):
             return
-        hierarchy = self._connect_hierarchy(sums)
+        hierarchy = self._connect_hierarchy()
+        self.share_sums(hierarchy, sums.nbytes)
         ways: dict[str, Summation] = {"ring": Ring(), "hierarchical": hierarchy}
         used: dict[str, str] = dict.fromkeys(self.trials, wanted)
         if wanted == "auto":
@@ -227,24 +230,23 @@ class ClusterCommunicator(GlooCommunicator):
                 used[size] = "hierarchical" if faster else "ring"
         self.summations = {size: ways[name] for size, name in used.items()}
 
-    def _connect_hierarchy(self, sums: torch.Tensor | None = None) -> Hierarchy:
-        """Return the way to sum within nodes first; through shared memory if vectors are at most as long as
-        `sums`."""
+    def _connect_hierarchy(self) -> Hierarchy:
+        """Return the way to sum within nodes first."""
         ends = list(itertools.accumulate(self.node_sizes))
         nodes = [range(end - size, end) for size, end in zip(self.node_sizes, ends, strict=True)]
         timeout = timedelta(seconds=self.connect_seconds)
-        shared = None
-        if (
-            sums is not None
-            and self.node_memory is not None
-            and self.local_size > 1
-            and shared_sum.is_available()
-        ):
-            size = shared_sum.memory_bytes(self.local_size, sums.nbytes)
-            shared = SharedSum(self.node_memory(size), self.local_rank, self.local_size)
-        hierarchy = self.wait_for_peers(partial(Hierarchy, self.rank, nodes, timeout, shared))
+        hierarchy = self.wait_for_peers(partial(Hierarchy, self.rank, nodes, timeout))
         calm_network_thread()
         return hierarchy
+
+    def share_sums(self, hierarchy: Hierarchy, vector_bytes: int) -> None:
+        """Let the ranks of this node sum vectors of at most so many bytes through memory that they share, if
+        there are several and the system can."""
+        if self.node_memory is None or self.local_size == 1 or not shared_sum.is_available():
+            return
+        memory, peers = self.node_memory(shared_sum.memory_bytes(self.local_size, vector_bytes))
+        hierarchy.shared = SharedSum(memory, self.local_rank, self.local_size)
+        hierarchy.check = peers.check
 
     def learners(self) -> Communicator:
         if self.config.average_every is None:
@@ -252,7 +254,7 @@ class ClusterCommunicator(GlooCommunicator):
         hierarchy = self._connect_hierarchy()
         if self.config.reduction != "ring":
             self.summations["gradient"] = hierarchy  # averages have the size of gradients
-        return NodeGroup(self, hierarchy.node)
+        return NodeGroup(self, hierarchy)
 
     def _time_sums(self, vector: torch.Tensor, ways: Mapping[str, Summation]) -> dict[str, float]:
         """Return the median seconds of a sum of the vector in each way, equal on all ranks."""

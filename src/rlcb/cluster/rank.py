@@ -87,7 +87,10 @@ class RankContext(WorkerContext):
         """Return a buffer of `size` bytes that all ranks of this node share."""
         if isinstance(self.process, SupervisedContext):
             return self.communicator.wait_for_peers(lambda: self.process.shared_memory(config, size))
-        return share_memory(self.store, self.world, "memory", partial(open_rollout, config, size), self.watch)
+        opened = partial(open_rollout, config, size)
+        memory, peers = share_memory(self.store, self.world, "memory", opened, self.watch)
+        peers.close()
+        return memory
 
 
 def work(spec: RunSpec, context: SupervisedContext, make_trainer: MakeTrainer = Trainer) -> int:

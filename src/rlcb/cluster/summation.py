@@ -39,18 +39,15 @@ class Ring:
 class Hierarchy:
     """Sums within each node, then between nodes. Nodes may have different numbers of ranks."""
 
-    def __init__(
-        self,
-        rank: int,
-        nodes: Sequence[Sequence[int]],
-        timeout: timedelta,
-        shared: SharedSum | None = None,
-    ) -> None:
+    def __init__(self, rank: int, nodes: Sequence[Sequence[int]], timeout: timedelta) -> None:
         """Connect to the other ranks of this node and, as its first rank, to the first ranks of the others.
 
-        `nodes` holds the ranks of every node. `shared` sums over the ranks of this node.
+        `nodes` holds the ranks of every node.
         """
-        self.shared = shared
+        self.shared: SharedSum | None = None
+        """Sums over the ranks of this node; None: gloo does."""
+        self.check: Callable[[], None] = wait_on
+        """Called while ranks wait in `shared`. Raises RuntimeError, as gloo does, if one of them ended."""
         members = next(ranks for ranks in nodes if rank in ranks)
         self.leader = members[0]
         # Also of one rank: torch names a group after its ranks and the number of groups before it.
@@ -62,7 +59,7 @@ class Hierarchy:
 
     def sum_(self, tensor: torch.Tensor, compress: bool = False) -> None:
         if self.shared is not None and self.shared.fits(tensor):
-            self.shared.sum_(tensor, wait_on, lambda total: self._sum_over_nodes(total, compress))
+            self.shared.sum_(tensor, self.check, lambda total: self._sum_over_nodes(total, compress))
             return
         if self.node is not None:
             dist.reduce(tensor, self.leader, group=self.node)
@@ -76,7 +73,7 @@ class Hierarchy:
 
 
 def wait_on() -> None:
-    """Checked while ranks wait in a SumThread: the main thread notices that a rank has failed."""
+    """Go on waiting."""
 
 
 def new_group(ranks: Sequence[int], timeout: timedelta) -> Any:

@@ -86,11 +86,10 @@ class ImpalaLearner(LearningProcess):
         actors' environments."""
         config = setup.config
         super().__init__(setup, spaces)
-        assert setup.shared_memory is not None
         self.context = context
         self.calibration = context.calibration
         self.store, self.snapshot = open_shared_parts(
-            config, spaces, len(self.learner.parameters), setup.shared_memory
+            config, spaces, len(self.learner.parameters), self.shared_memory
         )
         training, size = config.training, unrolls_per_batch(config)
         self.gate = self._open_gate()

@@ -127,6 +127,17 @@ class LearningProcess:
         """Seconds by phase of every process at the last update boundary; in the main process only."""
         self._state: dict[str, Any] = {}
 
+    def shared_memory(self, size: int) -> Any:
+        """Return at least `size` bytes that all processes of the node share, and sum through those behind
+        them. Memory on disk is not for sums."""
+        assert self.setup.shared_memory is not None
+        on_disk = self.config.parallel.buffer == "mmap"
+        extra = 0 if on_disk else self.communicator.memory_for_sums(self.learner.sums.nbytes)
+        block = self.setup.shared_memory(size + extra)
+        if extra:
+            self.communicator.use_memory(memoryview(block)[size:])
+        return block
+
     def may_begin(self, budget: Budget, elapsed: float, update_seconds: float) -> bool:
         """Return whether the budget has room for another update."""
         return not budget.finished(self.counters.updates, elapsed, update_seconds)

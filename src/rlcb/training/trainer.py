@@ -75,11 +75,7 @@ class Trainer(LearningProcess):
         num_envs = count * self.communicator.local_size
         size, block = rollout_bytes(n_steps, num_envs, self.spaces), None
         if self.setup.shared_memory is not None:
-            on_disk = self.config.parallel.buffer == "mmap"
-            extra = 0 if on_disk else self.communicator.memory_for_sums(self.learner.sums.nbytes)
-            block = self.setup.shared_memory(size + extra)
-            if extra:
-                self.communicator.use_memory(memoryview(block)[size:])
+            block = self.shared_memory(size)
         rollout = RolloutBuffer(n_steps, num_envs, self.spaces, block)
         return rollout, rollout.columns(self.communicator.local_rank * count, count)
 
