@@ -3,6 +3,7 @@ two ranks connected by a shaped link.
 
     venv/bin/python -m perf.cluster_reduction [--rates 1gbit 100mbit] [--architecture nature]
     venv/bin/python -m perf.cluster_reduction --ways averages --rates 100mbit 10mbit
+    venv/bin/python -m perf.cluster_reduction --ways low_rank --rates 100mbit 10mbit --rounds 2
 
 As root, with iproute2: the ranks are in network namespaces. For each link: the timesteps per second of whole
 updates, and the time of an update that goes into waiting for the sum. Rounds alternate, so that what else the
@@ -25,6 +26,8 @@ from tests.cluster_runs import PPO, Nodes, two_hosts
 
 PLAIN = "one all-reduce"
 BOTH = {"overlap, bf16": ("--set", "cluster.overlap=true", "--set", "cluster.compression=bf16")}
+SELDOM = ("--set", "logging.snapshot_seconds=60")  # over 10 Mb/s, copies of all states take seconds
+POWERSGD = ("--set", "cluster.compression=powersgd", *SELDOM)
 WAYS: dict[str, dict[str, tuple[str, ...]]] = {
     "reduction": {
         PLAIN: (),
@@ -38,8 +41,18 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
         "averages every update": ("--set", "cluster.average_every=1"),
         "averages every 4 updates": ("--set", "cluster.average_every=4"),
     },
+    "low_rank": {
+        PLAIN: SELDOM,
+        "bf16": ("--set", "cluster.compression=bf16", *SELDOM),
+        "powersgd, rank 2": (*POWERSGD, "--set", "cluster.powersgd_rank=2"),
+        "powersgd, rank 4": (*POWERSGD, "--set", "cluster.powersgd_rank=4"),
+        "averages every 4 updates": ("--set", "cluster.average_every=4", *SELDOM),
+    },
 }
 ENVS, STEPS, BATCH, EPOCHS, UPDATES, WARM = 16, 32, 128, 2, 9, 1
+HIDDEN = {"nature": 512, "impala": 256}
+FEW_UPDATES = 3
+"""Updates of a run with --ways low_rank that sums whole gradients. Over 10 Mb/s, each takes 8 to 16 s."""
 
 
 def rows_of_run(rate: str, script: str, *flags: object) -> list[dict[str, Any]]:
@@ -54,13 +67,14 @@ def rows_of_run(rate: str, script: str, *flags: object) -> list[dict[str, Any]]:
         return runs.rows(Path(folder) / "run")
 
 
-def measure(rate: str, flags: tuple[str, ...], architecture: str, waits: list[float]) -> float:
+def measure(rate: str, flags: tuple[str, ...], architecture: str, updates: int, waits: list[float]) -> float:
     """Timesteps per second over all updates but the first; `waits` keeps the seconds of `sync` in an update,
     the mean of both ranks."""
     rows = rows_of_run(
         rate, PPO, "--env", "coinrun", "--num-envs", ENVS, "--n-steps", STEPS, "--batch-size", BATCH,
         "--n-epochs", EPOCHS, "--set", f"model.architecture={architecture}", "--num-workers", 1,
-        "--set", "model.hidden_size=512", "--total-timesteps", ENVS * STEPS * UPDATES, *flags,
+        "--set", f"model.hidden_size={HIDDEN[architecture]}",
+        "--total-timesteps", ENVS * STEPS * updates, *flags,
     )[WARM:]  # fmt: skip
     waits.append(statistics.fmean(row["profile/sync_seconds"] for row in rows))
     return statistics.harmonic_mean([row["time/fps"] for row in rows])
@@ -88,9 +102,14 @@ def main() -> None:
         print(rate, flush=True)
         ways = WAYS[arguments.ways]
         waits: dict[str, list[float]] = {name: [] for name in ways}
+        short = (PLAIN, "bf16") if arguments.ways == "low_rank" else ()
         comparison = interleave(
             {
-                name: partial(measure, rate, flags, arguments.architecture, waits[name])
+                name: partial(
+                    measure,
+                    *(rate, flags, arguments.architecture, FEW_UPDATES if name in short else UPDATES),
+                    waits[name],
+                )
                 for name, flags in ways.items()
             },
             arguments.rounds,
@@ -98,9 +117,9 @@ def main() -> None:
         texts.append(describe(rate, comparison, waits))
         data[rate] = {"rates": comparison.rates, "sync_seconds": waits}
     title = (
-        f"PPO on coinrun, {arguments.architecture} network, {ENVS} environments x {STEPS} steps, minibatches "
-        f"of {BATCH}, {EPOCHS} epochs: two ranks of one thread that share one machine, joined by a shaped "
-        f"link, {arguments.rounds} rounds in turn"
+        f"PPO on coinrun, {arguments.architecture} network {HIDDEN[arguments.architecture]} wide, {ENVS} "
+        f"environments x {STEPS} steps, minibatches of {BATCH}, {EPOCHS} epochs: two ranks of one "
+        f"thread that share one machine, joined by a shaped link, {arguments.rounds} rounds in turn"
     )
     save(f"cluster_{arguments.ways}_{arguments.architecture}", "\n\n".join([title, *texts]), data)
 

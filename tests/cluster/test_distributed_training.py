@@ -107,11 +107,12 @@ def assert_reduction(found: dict[str, Any], wanted: str, output: str) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_exchange_gradients_of_8_bits_learn_cartpole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compression", ["bf16", "powersgd"])
+def test_ranks_that_exchange_compressed_gradients_learn_cartpole(compression: str, tmp_path: Path) -> None:
     command = torchrun(
         cluster_runs.PPO, "--env", "CartPole-v1", "--num-envs", 8, "--n-steps", 64, "--batch-size", 128,
         "--n-epochs", 6, "--gamma", 0.98, "--learning-rate", 2e-3, "--set", "training.gae_lambda=0.9",
-        "--set", "training.ent_coef=0", "--set", "cluster.compression=bf16",
+        "--set", "training.ent_coef=0", "--set", f"cluster.compression={compression}",
         "--set", "logging.tensorboard=false",
         "--total-timesteps", 25_000, "--set", "logging.log_interval=20", "--output-dir", tmp_path / "run",
     )  # fmt: skip

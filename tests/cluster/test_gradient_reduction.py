@@ -10,6 +10,7 @@ import torch
 
 from rlcb.cluster.communicator import ClusterCommunicator
 from rlcb.cluster.gradient_reduction import BucketReduction, CompressedReduction, buckets_of
+from rlcb.cluster.summation import GroupSum, all_reduce_, sum_compressed_
 from rlcb.errors import RunError
 from rlcb.rl.communicator import Communicator
 
@@ -23,10 +24,11 @@ class Immediate:
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
 
-    def begin_sum(self, tensor: torch.Tensor, compress: bool = False) -> None:
-        if not compress:
+    def begin_sum(self, tensor: torch.Tensor, between: GroupSum = all_reduce_) -> None:
+        if between is all_reduce_:
             self.communicator.sum_(tensor)
             return
+        assert between is sum_compressed_
         rounded = tensor.to(torch.bfloat16).float()
         tensor.copy_(self.communicator.sum_(rounded).to(torch.bfloat16))
 
@@ -98,7 +100,7 @@ def test_buckets_are_sent_before_the_backward_pass_ends() -> None:
     sent: list[int] = []
 
     class Recorder:
-        def begin_sum(self, tensor: torch.Tensor, compress: bool = False) -> None:
+        def begin_sum(self, tensor: torch.Tensor, between: GroupSum = all_reduce_) -> None:
             sent.append(len(tensor))
 
         def wait(self, work: Any) -> None: ...

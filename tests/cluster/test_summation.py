@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlcb.cluster.summation import Hierarchy, Ring, SumThread, rounded_total
+from rlcb.cluster.summation import Hierarchy, Ring, SumThread, all_reduce_, rounded_total, sum_compressed_
 from rlcb.parallel.gloo import use_loopback
 from rlcb.parallel.shared_sum import SharedSum, memory_bytes
 from rlcb.processes.shared_memory import map_shared, open_shared
@@ -45,9 +45,9 @@ def be_rank(rank: int, folder: str, nodes: list[list[int]], memory: Any, results
     ways["shared"].shared = shared if len(members) > 1 else None
     found = {}
     for name, way in ways.items():
-        for compress in (False, True):
+        for compress, between in ((False, all_reduce_), (True, sum_compressed_)):
             found[name, compress] = vector(rank)
-            way.sum_(found[name, compress], compress)
+            way.sum_(found[name, compress], between)
         found[name, "int64"] = torch.tensor([rank, 2**40 * rank])
         way.sum_(found[name, "int64"])
     thread = SumThread()

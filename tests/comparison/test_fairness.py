@@ -96,6 +96,11 @@ def test_runs_that_differ_in_mode_only_have_no_difference(compare: Any) -> None:
         ),
         (
             "hyperparameters",
+            {"mode": "distributed", "settings": {"cluster.powersgd_rank": 4}},
+            "powersgd_rank: none in PPO sequential; 4 in PPO distributed",
+        ),
+        (
+            "hyperparameters",
             {"mode": "distributed", "settings": {"cluster.overlap": True}},
             "overlap: False in PPO sequential; True in PPO distributed",
         ),

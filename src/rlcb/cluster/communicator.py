@@ -16,10 +16,19 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from rlcb.cluster.gradient_reduction import BucketReduction, CompressedReduction
+from rlcb.cluster.gradient_reduction import BucketReduction, CompressedReduction, LowRankReduction
 from rlcb.cluster.node_group import NodeGroup
 from rlcb.cluster.node_memory import NodePeers
-from rlcb.cluster.summation import Hierarchy, Ring, Summation, SumThread
+from rlcb.cluster.power_sgd import PowerSGD
+from rlcb.cluster.summation import (
+    GroupSum,
+    Hierarchy,
+    Ring,
+    Summation,
+    SumThread,
+    all_reduce_,
+    sum_compressed_,
+)
 from rlcb.cluster.watchdog import Watchdog
 from rlcb.config.settings import ClusterConfig
 from rlcb.errors import PeerLost, RunError, UsageError, first_line
@@ -77,6 +86,8 @@ class ClusterCommunicator(GlooCommunicator):
             size: dict.fromkeys(("bytes", "ring_seconds", "hierarchical_seconds")) for size in self.summations
         }
         """The seconds of each way to sum vectors of so many bytes; None if they were not measured."""
+        self.power_sgd: PowerSGD | None = None
+        """Sums gradients between nodes in low rank, if the configuration says so."""
         # For connecting only. The watch notices a failed rank long before.
         self.connect_seconds = 10 * max(60.0, config.timeout_seconds)
         super().__init__(store, world.rank, world.size, self.connect_seconds)
@@ -138,15 +149,15 @@ class ClusterCommunicator(GlooCommunicator):
             except RuntimeError as error:
                 raise self.watch.agree(PeerLost(first_line(error))) from error
 
-    def begin_sum(self, tensor: torch.Tensor, compress: bool = False) -> Any:
+    def begin_sum(self, tensor: torch.Tensor, between: GroupSum = all_reduce_) -> Any:
         """Start the sum of a tensor over all ranks, in place, and return the handle that `wait` takes.
 
-        With `compress`, numbers travel between nodes as bfloat16 and are added as float32.
+        `between` makes the part of the sum that crosses nodes.
         """
         way = self.summations["small" if tensor.nbytes <= SMALL_BYTES else "gradient"]
         if isinstance(way, Ring) and self.config.compression == "none":
             return self.begin(dist.all_reduce, tensor)  # not if sums in the thread could overtake it
-        return self.sum_thread.submit(partial(way.sum_, tensor, compress))
+        return self.sum_thread.submit(partial(way.sum_, tensor, between))
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         self.wait(self.begin_sum(tensor))
@@ -213,9 +224,9 @@ class ClusterCommunicator(GlooCommunicator):
             )
         tensor.copy_(reference)
 
-    def choose_summation(self, sums: torch.Tensor) -> None:
-        """Sum as `cluster.reduction` says from now on. `auto` measures both ways, with a vector like `sums`
-        and with a few numbers."""
+    def choose_summation(self, sums: torch.Tensor, between: GroupSum = all_reduce_) -> None:
+        """Sum as `cluster.reduction` says from now on. `auto` measures both ways: with a vector like `sums`,
+        for which `between` makes the part that crosses nodes, and with a few numbers."""
         wanted = self.config.reduction
         if wanted == "ring" or (wanted == "auto" and max(self.node_sizes) == 1):
             return
@@ -224,8 +235,12 @@ class ClusterCommunicator(GlooCommunicator):
         ways: dict[str, Summation] = {"ring": Ring(), "hierarchical": hierarchy}
         used: dict[str, str] = dict.fromkeys(self.trials, wanted)
         if wanted == "auto":
-            for size, vector in (("gradient", torch.zeros_like(sums)), ("small", torch.zeros(8))):
-                self.trials[size] = trial = {"bytes": vector.nbytes, **self._time_sums(vector, ways)}
+            few, trials = torch.zeros(8), self.trials
+            for size, vector, add in (
+                ("gradient", torch.zeros_like(sums), between),
+                ("small", few, all_reduce_),
+            ):
+                trials[size] = trial = {"bytes": vector.nbytes, **self._time_sums(vector, ways, add)}
                 faster = trial["hierarchical_seconds"] <= CLEARLY * trial["ring_seconds"]
                 used[size] = "hierarchical" if faster else "ring"
         self.summations = {size: ways[name] for size, name in used.items()}
@@ -256,15 +271,16 @@ class ClusterCommunicator(GlooCommunicator):
             self.summations["gradient"] = hierarchy  # averages have the size of gradients
         return NodeGroup(self, hierarchy)
 
-    def _time_sums(self, vector: torch.Tensor, ways: Mapping[str, Summation]) -> dict[str, float]:
+    def _time_sums(
+        self, vector: torch.Tensor, ways: Mapping[str, Summation], between: GroupSum
+    ) -> dict[str, float]:
         """Return the median seconds of a sum of the vector in each way, equal on all ranks."""
-        compress = self.config.compression != "none" and vector.nbytes > SMALL_BYTES
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(1 + TRIALS):  # the first one warms up
             for name, way in ways.items():
                 self.barrier()
                 start = time.perf_counter()
-                self.wait(self.sum_thread.submit(partial(way.sum_, vector, compress)))
+                self.wait(self.sum_thread.submit(partial(way.sum_, vector, between)))
                 seconds[name].append(time.perf_counter() - start)
         medians = [self.from_main(statistics.median(found[1:])) for found in seconds.values()]
         return {f"{name}_seconds": round(median, 6) for name, median in zip(ways, medians, strict=True)}
@@ -277,7 +293,8 @@ class ClusterCommunicator(GlooCommunicator):
         if gradient["bytes"] is not None:
             text += f" (measured: {_in_words(gradient)}); "
             text += f"few numbers: {WORDS[small['used']]} ({_in_words(small)})"
-        return {"gradient sums": text}
+        low_rank = {} if self.power_sgd is None else {"compression": self.power_sgd.describe()}
+        return {"gradient sums": text, **low_rank}
 
     def metrics(self) -> dict[str, Any]:
         used = {
@@ -286,7 +303,11 @@ class ClusterCommunicator(GlooCommunicator):
         return {"reduction": {size: {"used": used[size], **trial} for size, trial in self.trials.items()}}
 
     def reduction(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Reduction:
-        self.choose_summation(sums)
+        rank = self.config.powersgd_rank
+        between: GroupSum = all_reduce_ if self.config.compression == "none" else sum_compressed_
+        if rank is not None:
+            between = PowerSGD(parameters, rank, len(sums)).sum_  # another one learns: the trials change it
+        self.choose_summation(sums, between)
         if self.config.compression != "none" and self.world_size > MANY_RANKS and self.is_main:
             logger.warning(
                 "cluster.compression = %s with %d ranks: more than %d are untested, compare with none",
@@ -294,6 +315,9 @@ class ClusterCommunicator(GlooCommunicator):
             )
         if self.config.overlap:
             return BucketReduction(self, sums, parameters, self.config.compression)
+        if rank is not None:
+            self.power_sgd = PowerSGD(parameters, rank, len(sums))
+            return LowRankReduction(self, sums, self.power_sgd)
         if self.config.compression != "none":
             return CompressedReduction(self, sums, sum(each.numel() for each in parameters))
         return super().reduction(sums, parameters)

@@ -1,7 +1,8 @@
-"""Two ways to sum gradients faster over a slow network (a third: summation.py).
+"""Ways to sum gradients faster over a slow network (another one: summation.py).
 
-Compression (`cluster.compression`) sends each number with fewer bits. Overlap (`cluster.overlap`) sends the
-gradients of the last layers, which the backward pass computes first, while it computes the others.
+Compression (`cluster.compression`) sends each number with fewer bits, or matrices in low rank (power_sgd.py).
+Overlap (`cluster.overlap`) sends the gradients of the last layers, which the backward pass computes first,
+while it computes the others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from rlcb.cluster.power_sgd import PowerSGD
+from rlcb.cluster.summation import GroupSum, all_reduce_, sum_compressed_
 from rlcb.rl.communicator import Reduction
 
 BUCKET_BYTES = 1 << 20  # in a smaller bucket, latency outweighs the transfer
@@ -19,9 +22,9 @@ BUCKET_BYTES = 1 << 20  # in a smaller bucket, latency outweighs the transfer
 class AsyncCommunicator(Protocol):
     """A communicator whose operations can be started, and awaited later: a ClusterCommunicator."""
 
-    def begin_sum(self, tensor: torch.Tensor, compress: bool = False) -> Any:
-        """Start the sum of a tensor over all ranks, in place, and return its handle. With `compress`, numbers
-        are sent as bfloat16 and added as float32."""
+    def begin_sum(self, tensor: torch.Tensor, between: GroupSum = all_reduce_) -> Any:
+        """Start the sum of a tensor over all ranks, in place, and return its handle. `between` makes the part
+        of the sum that crosses nodes."""
 
     def wait(self, work: Any) -> None:
         """Wait until the operation with this handle is done."""
@@ -40,8 +43,36 @@ class CompressedReduction(Reduction):
         self.gradient, self.statistics = sums[:size], sums[size:]
 
     def finish(self) -> None:
-        for part, compress in ((self.gradient, True), (self.statistics, False)):
-            self.async_communicator.wait(self.async_communicator.begin_sum(part, compress))
+        for part, between in ((self.gradient, sum_compressed_), (self.statistics, all_reduce_)):
+            self.async_communicator.wait(self.async_communicator.begin_sum(part, between))
+
+
+class LowRankReduction(Reduction):
+    """Sums the gradient with PowerSGD; vectors, small matrices and statistics as float32."""
+
+    def __init__(self, communicator: Any, sums: torch.Tensor, power_sgd: PowerSGD) -> None:
+        super().__init__(communicator, sums)
+        self.async_communicator: AsyncCommunicator = communicator
+        self.power_sgd = power_sgd
+        self._errors: torch.Tensor | None = None
+        """The sum of all ranks' errors, if no gradient has been summed since it was computed."""
+
+    def finish(self) -> None:
+        self._errors = None
+        self.async_communicator.wait(self.async_communicator.begin_sum(self.sums, self.power_sgd.sum_))
+
+    def gather_state(self) -> None:
+        # Later sums depend on the errors only through their sum, so one vector is enough for all ranks.
+        self._errors = self.communicator.sum_(self.power_sgd.errors.clone())
+
+    def state(self) -> dict[str, torch.Tensor]:
+        state = {"q": self.power_sgd.q}
+        return state if self._errors is None else {**state, "errors": self._errors}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        self.power_sgd.q.copy_(state["q"])
+        if "errors" in state and self.communicator.is_main:
+            self.power_sgd.errors.copy_(state["errors"])
 
 
 class BucketReduction(Reduction):
@@ -56,7 +87,7 @@ class BucketReduction(Reduction):
     ) -> None:
         super().__init__(communicator, sums)
         self.async_communicator: AsyncCommunicator = communicator
-        self.compress = compression == "bf16"
+        self.between: GroupSum = sum_compressed_ if compression == "bf16" else all_reduce_
         self.buckets = buckets_of([each.numel() for each in parameters])
         """(first parameter, start, end in `sums`) of each bucket, in the order of sending."""
         self.missing: list[int] = []
@@ -86,7 +117,7 @@ class BucketReduction(Reduction):
 
     def _send(self, bucket: int) -> None:
         _, start, end = self.buckets[bucket]
-        self.works.append(self.async_communicator.begin_sum(self.sums[start:end], self.compress))
+        self.works.append(self.async_communicator.begin_sum(self.sums[start:end], self.between))
 
     def finish(self) -> None:
         self.missing = []

@@ -21,19 +21,29 @@ import torch.distributed as dist
 from rlcb.parallel.gloo import NO_LIMIT
 from rlcb.parallel.shared_sum import SharedSum
 
+GroupSum = Callable[[torch.Tensor, Any], None]
+"""Replaces a vector by its sum over a group of ranks (None: all): `all_reduce_`, `sum_compressed_`, or
+`PowerSGD.sum_` (power_sgd.py)."""
+
+
+def all_reduce_(tensor: torch.Tensor, group: Any) -> None:
+    """Sum `tensor` over a group of ranks (None: all), in place, with gloo's all-reduce."""
+    dist.all_reduce(tensor, group=group)
+
 
 class Summation(Protocol):
     """A way to sum vectors. Every rank calls it with vectors of equal shape, in the same order."""
 
-    def sum_(self, tensor: torch.Tensor, compress: bool = False) -> None:
-        """Replace `tensor` by its sum over all ranks; with `compress`, as `sum_compressed_` does."""
+    def sum_(self, tensor: torch.Tensor, between: GroupSum = all_reduce_) -> None:
+        """Replace `tensor` by its sum over all ranks. `between` makes the part of the sum that crosses nodes,
+        so it may compress."""
 
 
 class Ring:
-    """One all-reduce over all ranks."""
+    """One sum over all ranks."""
 
-    def sum_(self, tensor: torch.Tensor, compress: bool = False) -> None:
-        sum_in_group(tensor, None, compress)
+    def sum_(self, tensor: torch.Tensor, between: GroupSum = all_reduce_) -> None:
+        between(tensor, None)
 
 
 class Hierarchy:
@@ -57,19 +67,19 @@ class Hierarchy:
         self.is_leader = rank == self.leader
         self.leaders: Any = new_group(leaders, timeout) if self.is_leader and len(nodes) > 1 else None
 
-    def sum_(self, tensor: torch.Tensor, compress: bool = False) -> None:
+    def sum_(self, tensor: torch.Tensor, between: GroupSum = all_reduce_) -> None:
         if self.shared is not None and self.shared.fits(tensor):
-            self.shared.sum_(tensor, self.check, lambda total: self._sum_over_nodes(total, compress))
+            self.shared.sum_(tensor, self.check, lambda total: self._sum_over_nodes(total, between))
             return
         if self.node is not None:
             dist.reduce(tensor, self.leader, group=self.node)
-        self._sum_over_nodes(tensor, compress)
+        self._sum_over_nodes(tensor, between)
         if self.node is not None:
             dist.broadcast(tensor, self.leader, group=self.node)
 
-    def _sum_over_nodes(self, tensor: torch.Tensor, compress: bool) -> None:
+    def _sum_over_nodes(self, tensor: torch.Tensor, between: GroupSum) -> None:
         if self.leaders is not None:
-            sum_in_group(tensor, self.leaders, compress)
+            between(tensor, self.leaders)
 
 
 def wait_on() -> None:
@@ -86,21 +96,16 @@ def new_group(ranks: Sequence[int], timeout: timedelta) -> Any:
     return group
 
 
-def sum_in_group(tensor: torch.Tensor, group: Any, compress: bool) -> None:
-    """Sum `tensor` over a group of ranks (None: all), in place."""
-    if compress and dist.get_world_size(group) > 1:
-        sum_compressed_(tensor, group)
-    else:
-        dist.all_reduce(tensor, group=group)
-
-
 def sum_compressed_(tensor: torch.Tensor, group: Any) -> None:
     """Sum a float32 vector [P] over a group of n ranks, in place: sent in bfloat16, added in float32.
 
     Rank i adds part i of all vectors and sends the rounded sum to all. So each number is rounded twice,
-    whatever n is, and all ranks get equal sums. Each rank sends 2 (n - 1) / n * 2 P bytes.
+    whatever n is, and all ranks get equal sums. Each rank sends 2 (n - 1) / n * 2 P bytes. One rank alone
+    rounds nothing.
     """
     ranks, size = dist.get_world_size(group), tensor.numel()
+    if ranks == 1:
+        return
     part = -(-size // ranks)
     sent = torch.zeros(ranks * part, dtype=torch.bfloat16)
     sent[:size] = tensor

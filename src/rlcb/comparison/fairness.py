@@ -32,6 +32,7 @@ SECTIONS = {
     "hardware.joined_hosts": "hardware",
     "cluster.elastic": "hardware",
     "cluster.compression": "hyperparameters",
+    "cluster.powersgd_rank": "hyperparameters",
     "cluster.overlap": "hyperparameters",
     "cluster.average_every": "hyperparameters",
 }

@@ -39,7 +39,12 @@ NODES = "cluster.num_nodes"
 JOINED = "hardware.joined_hosts"
 """The number of other hosts whose actors took part in a run; no setting, but it defines a variant as well."""
 # Settings that older runs did not record, with the value that these runs had.
-NOT_RECORDED = {"env.wrappers": "[]", "env.preprocessing": True, "cluster.elastic": False}
+NOT_RECORDED = {
+    "env.wrappers": "[]",
+    "env.preprocessing": True,
+    "cluster.elastic": False,
+    "cluster.powersgd_rank": None,
+}
 # Atari's defaults define no variant, since a variant may play Atari and other games.
 ATARI_DEFAULTS = {f"env.atari.{key}": value for key, value in AtariOptions().model_dump().items()}
 MAX_NAMED = 3  # largest number of settings in a label

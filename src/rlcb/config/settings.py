@@ -32,6 +32,7 @@ from rlcb.config.wrappers import Wrapper
 DistributionMode = Literal["easy", "hard", "extreme", "memory", "exploration"]
 
 DEFAULT_NUM_LEVELS = 200
+DEFAULT_POWERSGD_RANK = 4
 
 
 class ProcgenOptions(Section):
@@ -297,8 +298,13 @@ class ClusterConfig(Section):
     """Seconds without a message or progress of a process after which the run fails."""
     network_interface: str | None = None
     """Network interface for gradients; null: the one that reaches the first node."""
-    compression: Literal["none", "bf16"] = "none"
-    """bf16: send gradients as bfloat16, in half the bytes; they are added as float32."""
+    compression: Literal["none", "bf16", "powersgd"] = "none"
+    """bf16: send gradients as bfloat16, in half the bytes; they are added as float32. powersgd: send the
+    matrices of the gradient in low rank, in a 20th to a 50th of the bytes; what a sum leaves out, later ones
+    contain."""
+    powersgd_rank: Count | None = None
+    """Rank of the matrices with compression = powersgd; null: 4. A higher one approximates the gradient
+    better and sends more."""
     reduction: Literal["auto", "ring", "hierarchical"] = "auto"
     """How ranks sum. ring: one ring of all ranks. hierarchical: within each node, in shared memory where the
     system can, then between nodes. auto: both are measured at the start if a node has several ranks. The sums
@@ -313,6 +319,29 @@ class ClusterConfig(Section):
     parameters and moments of the optimizer become their means over the nodes. auto: the smallest number with
     which averages take less than a tenth of the time, measured over the first updates. null: every gradient
     is summed over all nodes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_rank(cls, data: Any) -> Any:
+        """Replace a missing rank by its default, so that config.yaml contains it."""
+        if not isinstance(data, Mapping) or data.get("compression") != "powersgd":
+            return data
+        given = data.get("powersgd_rank")
+        return {**data, "powersgd_rank": DEFAULT_POWERSGD_RANK if given is None else given}
+
+    @model_validator(mode="after")
+    def _check(self) -> ClusterConfig:
+        if self.powersgd_rank is not None and self.compression != "powersgd":
+            raise ValueError(
+                f"cluster.powersgd_rank = {self.powersgd_rank} and cluster.compression = {self.compression}: "
+                "only powersgd has a rank"
+            )
+        if self.overlap and self.compression == "powersgd":
+            raise ValueError(
+                "cluster.overlap = true and cluster.compression = powersgd: powersgd sums the whole gradient "
+                "in two steps after the backward pass; set one of them"
+            )
+        return self
 
 
 KernelsSetting = Literal["auto", "native", "torch"]

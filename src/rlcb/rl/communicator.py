@@ -166,3 +166,13 @@ class Reduction:
     def finish(self) -> None:
         """Called after the last microbatch: finish the sum over all processes, in place."""
         self.communicator.sum_(self.sums)
+
+    def gather_state(self) -> None:
+        """Make `state` complete in the main process. All processes call it at the end of a run."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return what the next sums depend on, for a checkpoint; nothing if that is only the gradients."""
+        return {}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue from what `state` returned in the main process. All processes call it."""

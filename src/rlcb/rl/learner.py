@@ -177,10 +177,14 @@ class Learner:
                 communicator.sum_(vector).div_(communicator.world_size)
 
     def state(self) -> dict[str, Any]:
-        """Return the state dicts of model and optimizer, which share memory with them."""
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        """Return the states of model, optimizer and, if it has one, reduction; they share memory."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        reduction = self.reduction.state()
+        return {**state, "reduction": reduction} if reduction else state
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if "reduction" in state:
+            self.reduction.load(state["reduction"])

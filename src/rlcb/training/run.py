@@ -188,6 +188,7 @@ class Loop:
             last_snapshot = elapsed if trainer.take_state else last_snapshot
         trainer.take_state = True
         self._record(trainer.finish(), self._learning_rate(elapsed))
+        trainer.learner.reduction.gather_state()
         trainer.exchange([])
         if self.recorder is not None:
             self.recorder.take_final_snapshot()
