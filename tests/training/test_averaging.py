@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rlcb.config.yaml_file import build_config
 from rlcb.errors import UsageError
 from rlcb.rl.communicator import Communicator
 from rlcb.training.averaging import MEASURED, AverageSchedule, fewest_updates
+from rlcb.training.run import BETWEEN_SECONDS, Loop
 
 
 class Clock:
@@ -132,3 +134,28 @@ def test_other_values_are_refused_in_one_line(value: Any) -> None:
 def test_counts_in_other_forms_are_taken() -> None:
     assert ClusterConfig.model_validate({"average_every": 2e1}).average_every == 20
     assert ClusterConfig.model_validate({"average_every": "auto"}).average_every == "auto"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "every", "expected"),
+    [
+        (1.0, 1, [False] * 9 + [True]),
+        (2.0, 1, [True] * 10),
+        (2.0, 4, [False, False, False, True, False, False, False, True, False, True]),
+        (2.0 + BETWEEN_SECONDS, 4, [True] * 10),
+        (float("inf"), 4, [True] * 10),
+    ],
+)
+def test_the_state_is_taken_when_nodes_average_unless_that_takes_too_long(
+    seconds: float, every: int, expected: list[bool]
+) -> None:
+    """Every tenth update writes a checkpoint, and copies of the state are due after two seconds."""
+    due = SimpleNamespace(checkpoint_interval=10, snapshot_seconds=2.0)
+    schedule = AverageSchedule(every, Communicator())
+    for update, is_taken in enumerate(expected, 1):
+        trainer = SimpleNamespace(
+            counters=SimpleNamespace(updates=update - 1), nodes_agree_after=schedule.due
+        )
+        spec: Any = SimpleNamespace(config=SimpleNamespace(logging=due))
+        loop = Loop(spec, trainer, None, *[None] * 3)  # type: ignore[arg-type]
+        assert loop._state_due(seconds) == is_taken, update

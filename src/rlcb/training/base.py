@@ -170,12 +170,12 @@ class LearningProcess:
         require_finite(self.learner.parameters)
         self.counters.updates += 1
         self.counters.timesteps += timesteps
-        if self.counters.updates % self.config.parallel.check_every == 0 and self.nodes_agree:
+        updates = self.counters.updates
+        if updates % self.config.parallel.check_every == 0 and self.nodes_agree_after(updates):
             self.communicator.require_equal(self.learner.parameters, "the parameters")
 
-    @property
-    def nodes_agree(self) -> bool:
-        """Whether all nodes have the same parameters after this update: not between two averages."""
+    def nodes_agree_after(self, updates: int) -> bool:
+        """Whether all nodes have the same parameters after so many updates: not between two averages."""
         return True
 
     def exchange(self, episodes: list[Episode]) -> list[Episode]:

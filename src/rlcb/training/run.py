@@ -33,6 +33,8 @@ from rlcb.training.worker_context import WorkerContext
 
 logger = logging.getLogger(__name__)
 
+BETWEEN_SECONDS = 60.0
+"""So much longer than asked, nodes that learn by themselves may wait with a snapshot for their average."""
 LAST_SHARE = 0.9999  # keeps an annealed learning rate above 0, also past the end of a timed budget
 
 
@@ -163,7 +165,7 @@ class Loop:
 
         Every process follows the main process's clock.
         """
-        trainer, clock, due = self.trainer, self.clock, self.spec.config.logging
+        trainer, clock = self.trainer, self.clock
         if self.recorder is not None:
             self.recorder.monitor.start()
         profile_update = maybe_profile(
@@ -174,11 +176,7 @@ class Loop:
         # The main process always snapshots the first boundary, so that a run never loses its first update.
         elapsed, last_snapshot, signal_number = clock.before, -math.inf, 0
         while not signal_number and trainer.may_begin(self.budget, elapsed, clock.update_seconds):
-            next_update = trainer.counters.updates + 1
-            trainer.take_state = (
-                elapsed + clock.update_seconds - last_snapshot >= due.snapshot_seconds
-                or next_update % due.checkpoint_interval == 0
-            )
+            trainer.take_state = self._state_due(elapsed + clock.update_seconds - last_snapshot)
             learning_rate = self._learning_rate(elapsed)
             with profile_update():
                 update = trainer.iterate(learning_rate)
@@ -193,6 +191,16 @@ class Loop:
         if self.recorder is not None:
             self.recorder.take_final_snapshot()
         return signal_number
+
+    def _state_due(self, seconds: float) -> bool:
+        """Return whether to take the state after the next update, `seconds` after it was taken last.
+
+        Between two averages of nodes that learn by themselves it costs one more average.
+        """
+        due, next_update = self.spec.config.logging, self.trainer.counters.updates + 1
+        if next_update % due.checkpoint_interval == 0 or seconds >= due.snapshot_seconds + BETWEEN_SECONDS:
+            return True
+        return seconds >= due.snapshot_seconds and self.trainer.nodes_agree_after(next_update)
 
     def _learning_rate(self, elapsed: float) -> float:
         return learning_rate_of(self.spec.config, self.budget, self.trainer.counters.updates, elapsed)

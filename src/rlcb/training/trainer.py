@@ -121,9 +121,8 @@ class Trainer(LearningProcess):
         all_episodes = self.exchange(episodes)
         return Update(all_episodes, {**metrics, REWARD_PER_STEP: self.reward_per_step}, notes)
 
-    @property
-    def nodes_agree(self) -> bool:
-        return self.averages is None or self.averages.due(self.counters.updates)
+    def nodes_agree_after(self, updates: int) -> bool:
+        return self.averages is None or self.averages.due(updates)
 
     def _means_over_nodes(self, metrics: dict[str, float | None]) -> dict[str, float | None]:
         """Return the means of the nodes' metrics, which differ if nodes learn by themselves."""
@@ -170,7 +169,8 @@ class Trainer(LearningProcess):
             report["collector"] = self.collector.state()
             report["discounted_returns"] = self.scaler.returns.tolist()
             report["threads"] = torch.get_num_threads()
-        between = self.take_state and not self.nodes_agree  # what is saved must hold all nodes' learning
+        agree = self.nodes_agree_after(self.counters.updates)
+        between = self.take_state and not agree  # what is saved must hold all nodes' learning
         with self._nodes_averaged() if between else contextlib.nullcontext():
             reports = self.communicator.gather(report)
             if reports is None:

@@ -1,0 +1,181 @@
+"""The return over wall clock, composed of a curve over timesteps and a speed over a link; tables and text."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perf.cluster_learning.ways import BATCH, ENVS, EPOCHS, LINK_NAMES, STEPS, WAYS, Way
+from perf.measure import RESULTS, save
+
+NAME = "cluster_learning"
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A way over a link, with its speed there and its curve over timesteps."""
+
+    key: str
+    ranks: int
+    link: str
+    rates: list[float]
+    """Timesteps per second of each round."""
+    every: int | None
+    """Updates between two averages."""
+    timesteps: NDArray[np.float64]
+    """By update, (U,)."""
+    returns: NDArray[np.float64]
+    """(seeds, U); NaN before the first episode ended."""
+
+    @property
+    def way(self) -> Way:
+        return WAYS[self.key]
+
+    @property
+    def name(self) -> str:
+        return f"{self.way.name} ({self.every})" if self.way.every == "auto" else self.way.name
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """The mean over seeds, (U,)."""
+        mean: NDArray[np.float64] = self.returns.mean(axis=0)
+        return mean
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """The composed wall clock at each update, (U,)."""
+        return self.timesteps / self.rate
+
+    def return_after(self, seconds: float) -> float:
+        """Return the mean return after so many seconds: NaN before the first update or the first episode's
+        end, the last one after the last update."""
+        found = np.interp(seconds, self.seconds, self.mean, left=np.nan)
+        return float(found)
+
+
+def compose(cells: Sequence[dict[str, Any]]) -> list[Composed]:
+    """Return the cells that have both a speed and curves."""
+    found = []
+    for cell in cells:
+        if not cell["speeds"] or not cell["curves"]:
+            continue
+        every = [speed["every"] for speed in cell["speeds"]]
+        returns = [curve["returns"] for curve in cell["curves"]]
+        found.append(
+            Composed(
+                cell["way"],
+                cell["ranks"],
+                cell["link"],
+                [speed["fps"] for speed in cell["speeds"]],
+                None if every[0] is None else int(statistics.median_low(every)),
+                np.array(cell["curves"][0]["timesteps"], float),
+                np.array(returns, float),  # None becomes NaN
+            )
+        )
+    return found
+
+
+def panels(composed: Sequence[Composed]) -> dict[tuple[int, str], list[Composed]]:
+    """Return the ways by number of ranks and link, in the order of measuring."""
+    found: dict[tuple[int, str], list[Composed]] = {}
+    for each in composed:
+        found.setdefault((each.ranks, each.link), []).append(each)
+    return found
+
+
+def horizon(ways: Sequence[Composed]) -> float:
+    """Return the seconds that the fastest way needs for all timesteps."""
+    return min(float(each.seconds[-1]) for each in ways)
+
+
+def table(ways: Sequence[Composed]) -> str:
+    """Return one panel's table."""
+    until, base = horizon(ways), ways[0]
+    seeds = max(len(each.returns) for each in ways)
+    lines = [
+        f"| way | timesteps/s | range | ratio | all timesteps, s | return then | range of {seeds} seeds | "
+        f"return after {until:.0f} s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for each in ways:
+        last, after = each.returns[:, -1], each.return_after(until)
+        lines.append(
+            f"| {each.name} | {each.rate:,.0f} | {min(each.rates):,.0f} to {max(each.rates):,.0f} | "
+            f"{each.rate / base.rate:.2f} | {each.seconds[-1]:,.0f} | {last.mean():.2f} | "
+            f"{last.min():.2f} to {last.max():.2f} | {'none yet' if np.isnan(after) else f'{after:.2f}'} |"
+        )
+    return "\n".join(lines)
+
+
+def check_lines(checks: Sequence[dict[str, Any]], composed: Sequence[Composed]) -> list[str]:
+    """Compare whole runs over a link with the composed ones."""
+    lines = []
+    for check in checks:
+        way = WAYS[check["way"]]
+        (found,) = (
+            each
+            for each in composed
+            if (each.key, each.ranks, each.link) == (check["way"], check["ranks"], check["link"])
+        )
+        real, alone = check["real"], check["without_link"]
+        seconds = real["seconds"][-1]
+        predicted = real["timesteps"][-1] / found.rate
+        pairs = [
+            (one, two)
+            for one, two in zip(real["returns"], alone["returns"])
+            if one is not None and two is not None
+        ]
+        largest = max(abs(one - two) for one, two in pairs)
+        lines.append(
+            f"- {way.name}, {check['ranks']} ranks, {LINK_NAMES[check['link']]}: {seconds:.0f} s for "
+            f"{real['timesteps'][-1]:,} timesteps, composed {predicted:.0f} s "
+            f"({predicted / seconds - 1:+.0%}); its returns and those of the run without a link differ by at "
+            f"most {largest:.2g}"
+        )
+    return lines
+
+
+def choices(cells: Sequence[dict[str, Any]]) -> list[str]:
+    """Say what `auto` measured and chose."""
+    lines = []
+    for cell in cells:
+        found = [speed["choice"] for speed in cell["speeds"] if "choice" in speed]
+        if found:
+            each = "; ".join(
+                f"{choice['every']} (an average {choice['average_seconds']:.2g} s, an update "
+                f"{choice['update_seconds']:.2g} s)"
+                for choice in found
+            )
+            lines.append(f"- {cell['ranks']} ranks, {LINK_NAMES[cell['link']]}: {each}")
+    return lines
+
+
+def write(data: dict[str, Any]) -> None:
+    """Write table, picture and numbers to perf/results/cluster_learning.*"""
+    from perf.cluster_learning.figure import draw
+
+    composed = compose(data["cells"])
+    if not composed:
+        raise SystemExit("perf.cluster_learning: nothing has both a speed and a curve yet")
+    parts = [
+        f"PPO on {data['env']}, Nature CNN, {ENVS} environments x {STEPS} steps in total, minibatches of "
+        f"{BATCH}, {EPOCHS} epochs; one rank of one thread on each host. All hosts are network namespaces of "
+        "one machine and share its cores. The return over wall clock is composed: the curve over timesteps "
+        "of whole runs without a link, divided by the speed of short runs over the link."
+    ]
+    for (ranks, link), ways in panels(composed).items():
+        parts.append(f"### {ranks} ranks, {LINK_NAMES[link]}\n\n{table(ways)}")
+    parts.append("What `auto` chose, by round:\n\n" + "\n".join(choices(data["cells"])))
+    if data["checks"]:
+        parts.append("Whole runs over the link:\n\n" + "\n".join(check_lines(data["checks"], composed)))
+    save(NAME, "\n\n".join(parts), data)
+    draw(composed, data["env"], RESULTS / f"{NAME}.png")
