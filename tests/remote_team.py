@@ -15,6 +15,7 @@ from rlcb.parallel.gate import Gate
 from rlcb.parallel.heartbeat import Heartbeats
 from rlcb.parallel.messages import MessageStream, RunEnded, connect, unroll_arrays, welcome
 from rlcb.parallel.remote_actor import RemoteActor
+from rlcb.parallel.unroll_compression import compress
 from rlcb.rl.rollout_buffer import RolloutBuffer
 from tests.impala_team import Team
 
@@ -90,11 +91,12 @@ class HandActor:
         self.unroll.observations[...] = mark
         self.last[...] = mark
 
-    def send(self, mark: float) -> None:
+    def send(self, mark: float, compressed: bool = False) -> None:
         """Send an unroll."""
         self.fill(mark)
-        facts: dict[str, Any] = {"phases": [0.0] * 5, "episodes": []}
-        self.stream.send({"unroll": facts}, unroll_arrays(self.unroll, self.last))
+        facts: dict[str, Any] = {"phases": [0.0] * 5, "episodes": [], "compressed": compressed}
+        arrays = unroll_arrays(self.unroll, self.last)
+        self.stream.send({"unroll": facts}, [compress(arrays)] if compressed else arrays)
 
     def close(self) -> None:
         self.stream.close()

@@ -53,7 +53,11 @@ def test_folders_of_files_do_not_separate_groups(make: Any) -> None:
 
 def test_runs_that_other_hosts_joined_are_groups_of_their_own(make: Any) -> None:
     """A port to join at makes no difference by itself; actors that came through it do."""
-    port = {"impala.actor_port": 29600, "impala.max_remote_actors": 8}
+    port = {
+        "impala.actor_port": 29600,
+        "impala.max_remote_actors": 8,
+        "impala.compress_unrolls": "never",
+    }
 
     def impala(seed: int, hosts: int | None) -> tuple[int, Run]:
         record = None if hosts is None else {"impala": {"remote": {"other_hosts": hosts}}}

@@ -94,12 +94,17 @@ def divmod_of_seed(actor: Any, env: int) -> tuple[float, float]:
     return float(observation[0]), float(observation[1])
 
 
-@pytest.mark.parametrize("env", ["step", "procgen"])
-def test_a_remote_unroll_is_bit_for_bit_that_of_a_local_actor(env: str) -> None:
+@pytest.mark.parametrize(("env", "compressed"), [("step", False), ("step", True), ("procgen", True)])
+def test_a_remote_unroll_is_bit_for_bit_that_of_a_local_actor(env: str, compressed: bool) -> None:
     """Seat 0 beside one actor has the environments of actor 1 of two: both write the same first unrolls."""
     with_seat, local = _twins(env, actors=1, seats=1), _twins(env, actors=2, seats=0)
+    impala = with_seat.config.impala.model_copy(
+        update={"compress_unrolls": "always" if compressed else "never"}
+    )
+    gate_of(with_seat).config = with_seat.config.model_copy(update={"impala": impala})
     with with_seat.acting(), joined(with_seat, 1), _held_at_version(with_seat):
         seat_unrolls = _unrolls_of(with_seat, 1)
+        record = gate_of(with_seat).record()
     with local.acting(), _held_at_version(local):
         local_unrolls = _unrolls_of(local, 1)
     assert [*seat_unrolls] == [*local_unrolls] == [0, 1]
@@ -108,6 +113,14 @@ def test_a_remote_unroll_is_bit_for_bit_that_of_a_local_actor(env: str) -> None:
             np.testing.assert_array_equal(array, local_unrolls[number][name], err_msg=name)
             assert array.dtype == local_unrolls[number][name].dtype
     assert any(arrays["observations"].std() > 0 for arrays in seat_unrolls.values())
+    assert record["unrolls_compressed"] >= 2 * compressed
+    assert record["unroll_bytes"] % sum(array.nbytes for array in _sent(seat_unrolls[0])) == 0
+    assert (record["received_bytes"] < record["unroll_bytes"]) == compressed
+
+
+def _sent(arrays: dict[str, Any]) -> list[Any]:
+    """The arrays of an unroll that travel."""
+    return [array for name, array in arrays.items() if name != "episodes"]
 
 
 def _twins(env: str, actors: int, seats: int) -> Team:
@@ -170,7 +183,7 @@ def test_the_slot_of_an_actor_that_dies_is_written_by_another_and_learned_from_o
         actor.permit()
         if moment == "in the middle of sending":
             actor.fill(MARK)
-            facts = {"phases": [0.0] * 5, "episodes": []}
+            facts = {"phases": [0.0] * 5, "episodes": [], "compressed": 0}
             arrays = messages.unroll_arrays(actor.unroll, actor.last)
             whole = sum(array.nbytes for array in arrays)
             text = b'{"unroll": ' + repr(facts).replace("'", '"').encode() + b"}"
@@ -210,7 +223,7 @@ def test_an_actor_that_stands_still_loses_its_slot_and_its_late_unroll_is_thrown
         wait_for_updates(team, 5)
         assert times_learned(team, MARK) == 0
         actor.permit()  # after a rest, it takes part again
-        actor.send(MARK + 1)
+        actor.send(MARK + 1, compressed=True)
         runs.wait_until(lambda: times_learned(team, MARK + 1) == 1)
         actor.close()
         wait_for_updates(team, 5)
@@ -389,8 +402,10 @@ def test_a_stray_connection_does_no_harm(sent: bytes, caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(
     "unroll",
     [
-        {"phases": [0.0] * 4, "episodes": []},
-        {"phases": [0.0] * 5, "episodes": [[1, 2]]},
+        {"phases": [0.0] * 4, "episodes": [], "compressed": False},
+        {"phases": [0.0] * 5, "episodes": [[1, 2]], "compressed": False},
+        {"phases": [0.0] * 5, "episodes": []},
+        {"phases": [0.0] * 5, "episodes": [], "compressed": True},
         [],
         {"phases": None},
     ],

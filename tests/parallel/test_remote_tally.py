@@ -60,6 +60,8 @@ def test_a_change_shortly_before_the_end_is_in_the_record_once() -> None:
 def test_a_resumed_run_continues_the_counts(tally: RemoteTally) -> None:
     tally.count_learned([None, "gpu2", "gpu2"])
     tally.late = 3
+    tally.count_arrival(10, 50, compressed=True)
+    tally.count_arrival(50, 50, compressed=False)
     tally.add("gpu2", 2)
     tally.news()
     other = RemoteTally(4)
@@ -67,4 +69,13 @@ def test_a_resumed_run_continues_the_counts(tally: RemoteTally) -> None:
     other.count_learned(["gpu2"])
     assert other.record()["unrolls"] == {other.own_host: 1, "gpu2": 3}
     assert other.record()["unrolls_late"] == 3
+    assert other.record()["unrolls_compressed"] == 1
+    assert (other.record()["received_bytes"], other.record()["unroll_bytes"]) == (60, 100)
     assert [each["actors"] for each in other.record()["events"]] == [2]
+
+
+def test_the_record_of_a_version_that_did_not_compress_can_be_continued(tally: RemoteTally) -> None:
+    tally.load({"other_hosts": 1, "unrolls": {"gpu2": 3}, "unrolls_late": 1, "events": []})
+    tally.count_arrival(10, 50, compressed=True)
+    record = tally.record()
+    assert (record["unrolls_compressed"], record["received_bytes"], record["unroll_bytes"]) == (1, 10, 50)

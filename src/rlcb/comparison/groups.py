@@ -34,6 +34,7 @@ APART = (
     "cluster.network_interface",
     "impala.actor_port",
     "impala.max_remote_actors",
+    "impala.compress_unrolls",
 )
 NODES = "cluster.num_nodes"
 JOINED = "hardware.joined_hosts"

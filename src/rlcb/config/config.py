@@ -353,6 +353,7 @@ ACTOR_SETTINGS = (
     "check_unwritten",
     "actor_port",
     "max_remote_actors",
+    "compress_unrolls",
 )
 
 

@@ -260,6 +260,8 @@ class ImpalaConfig(Section):
     it accepts none. There is no authentication."""
     max_remote_actors: Count = 64
     """Actors of other machines that a run accepts at the same time."""
+    compress_unrolls: Literal["auto", "always", "never"] = "auto"
+    """Whether actors of other machines compress their unrolls; auto: if that measures faster."""
 
 
 class ParallelConfig(Section):

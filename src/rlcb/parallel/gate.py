@@ -281,10 +281,14 @@ class Gate:
             else:
                 slot = self.seats.claim(seat)
         number, newest = self.seats.begin(seat, slot)
-        permit = {"number": number, "newer": newest is not None}
+        permit = {"number": number, "newer": newest is not None, "seconds": seat.seconds}
         stream.send({"permit": permit}, [] if newest is None else [newest])
-        phases, episodes = unroll_facts(self._expect(stream, "unroll", SILENCE_SECONDS))
-        stream.receive_arrays(unroll_arrays(seat.unroll, seat.last_observations))
+        phases, episodes, compressed = unroll_facts(self._expect(stream, "unroll", SILENCE_SECONDS))
+        arrays, begun = unroll_arrays(seat.unroll, seat.last_observations), time.monotonic()
+        size = stream.receive_arrays(arrays, compressed)
+        seat.seconds = time.monotonic() - begun
+        with self.seats.lock:
+            self.tally.count_arrival(size, sum(each.nbytes for each in arrays), compressed)
         self.seats.store_unroll(seat, slot, phases, episodes)
 
 

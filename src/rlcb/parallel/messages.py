@@ -12,9 +12,11 @@ another total size than it expects. There is no authentication.
     gate -> node               welcome config, seats free for it; then status every few seconds
     gate -> actor              welcome config, first_env, begun unrolls of its seat
     actor                      ready   spaces and number of parameters of its environments and network
-    gate -> actor              permit  number of the unroll, newer [parameters, if `newer`]
+    gate -> actor              permit  number of the unroll, newer, seconds in which the last unroll came
+                                       [parameters, if `newer`]
     actor                      alive   between steps, every ALIVE_SECONDS; the gate sends it while it waits
-    actor                      unroll  phases, episodes [UNROLL_ARRAYS, last observations]
+    actor                      unroll  phases, episodes, compressed [UNROLL_ARRAYS, last observations; if
+                                       `compressed`, as one stream (unroll_compression.py)]
     gate                       end     status of the run: completed, or stopped (it may be resumed)
 """
 
@@ -35,13 +37,14 @@ from numpy.typing import NDArray
 from rlcb import __version__
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import UsageError
+from rlcb.parallel.unroll_compression import byte_view, decompress, most_bytes
 from rlcb.parallel.world import host_name
 from rlcb.rl.rollout_buffer import RolloutBuffer
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PHASES, PhaseTimer
 from rlcb.software import describe_software
 
-MAGIC = b"RLCB\x00\x01\r\n"  # with the number of the protocol
+MAGIC = b"RLCB\x00\x02\r\n"  # with the number of the protocol
 MAX_JSON = 2**20
 CHUNK = 2**20  # bytes that have to pass within SILENCE_SECONDS
 CONNECT_SECONDS = 10.0
@@ -85,7 +88,7 @@ class MessageStream:
     def send(self, message: dict[str, Any], arrays: Arrays = ()) -> None:
         """Send a message. Raises ConnectionLost."""
         text = json.dumps(message, allow_nan=False).encode()
-        parts = [np.ascontiguousarray(each).reshape(-1).view(np.uint8).data for each in arrays]
+        parts = [byte_view(np.ascontiguousarray(each)) for each in arrays]
         head = _HEAD.pack(MAGIC, len(text), sum(part.nbytes for part in parts))
         try:
             self.socket.sendall(head + text)
@@ -132,15 +135,24 @@ class MessageStream:
             raise ConnectionLost("what it sent is no message of this protocol")
         return message
 
-    def receive_arrays(self, arrays: Arrays) -> None:
-        """Fill contiguous arrays with the bytes that follow a message. Raises ConnectionLost if they do not
-        have as many."""
-        expected = sum(each.nbytes for each in arrays)
-        if self._array_bytes != expected:
-            raise ConnectionLost(f"it sent {self._array_bytes} bytes of arrays instead of {expected}")
-        for each in arrays:
-            self._fill(each.reshape(-1).view(np.uint8).data)
+    def receive_arrays(self, arrays: Arrays, compressed: bool = False) -> int:
+        """Fill contiguous arrays with the bytes that follow a message, and return how many these are. Raises
+        ConnectionLost if they are not those of such arrays."""
+        size, expected = self._array_bytes, sum(each.nbytes for each in arrays)
+        if size > most_bytes(expected) if compressed else size != expected:
+            raise ConnectionLost(f"it sent {size} bytes of arrays for {expected}")
         self._array_bytes = 0
+        if not compressed:
+            for each in arrays:
+                self._fill(byte_view(each))
+            return size
+        stream = bytearray(size)
+        self._fill(memoryview(stream))
+        try:
+            decompress(stream, arrays)
+        except ValueError as error:
+            raise ConnectionLost(f"its compressed arrays are damaged: {error}") from None
+        return size
 
     def _fill(self, part: memoryview) -> None:
         """Read exactly as many bytes as `part` has."""
@@ -206,28 +218,30 @@ def unroll_arrays(unroll: RolloutBuffer, last_observations: NDArray[Any]) -> lis
     return [*(getattr(unroll, name) for name in UNROLL_ARRAYS), last_observations]
 
 
-def describe_unroll(timer: PhaseTimer, episodes: list[Episode]) -> dict[str, Any]:
+def describe_unroll(timer: PhaseTimer, episodes: list[Episode], compressed: bool) -> dict[str, Any]:
     """Return what is sent with the arrays of an unroll, as `unroll_facts` reads it."""
     return {
         "phases": [timer.seconds[phase] for phase in PHASES],
         "episodes": [list(each) for each in episodes],
+        "compressed": compressed,
     }
 
 
-def unroll_facts(facts: Any) -> tuple[list[float], list[Episode]]:
-    """Return an actor's seconds by phase and the episodes of an unroll. Raises ConnectionLost if they are not
-    what `describe_unroll` makes."""
+def unroll_facts(facts: Any) -> tuple[list[float], list[Episode], bool]:
+    """Return an actor's seconds by phase, the episodes of an unroll, and whether it is compressed. Raises
+    ConnectionLost if they are not what `describe_unroll` makes."""
     try:
         phases = [float(each) for each in facts["phases"]]
         episodes = [
             Episode(int(step), int(env), float(reward), int(length))
             for step, env, reward, length in facts["episodes"]
         ]
+        compressed = bool(facts["compressed"])
     except (TypeError, ValueError, KeyError):
         raise ConnectionLost("what it sent is no unroll") from None
     if len(phases) != len(PHASES):
         raise ConnectionLost("what it sent is no unroll")
-    return phases, episodes
+    return phases, episodes, compressed
 
 
 def unroll_bytes(n_steps: int, num_envs: int, spaces: Spaces) -> int:

@@ -1,8 +1,8 @@
 """An IMPALA actor for the learner of another machine: the process that `rlcb join` starts (join.py).
 
 It needs no configuration: the gate of the run (gate.py) sends it. Then, unroll after unroll, it waits for a
-permit, overwrites its network with the newest parameters, steps its environments, and sends the unroll. It
-lives as long as its connection.
+permit, overwrites its network with the newest parameters, steps its environments, and sends the unroll,
+compressed if that is faster. It lives as long as its connection.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from multiprocessing.connection import Connection
+from typing import Any
 
 from rlcb import cpu
 from rlcb.config.config import Config
@@ -31,9 +32,11 @@ from rlcb.parallel.messages import (
     unroll_arrays,
     welcome,
 )
+from rlcb.parallel.unroll_compression import CompressionChoice, compress
 from rlcb.parallel.unroll_writer import UnrollWriter
 from rlcb.processes.child_process import enter_child
 from rlcb.rl.rollout_buffer import RolloutBuffer
+from rlcb.rl.statistics import Episode
 
 POLL_SECONDS = 0.25  # between two looks whether this actor shall stop, while waiting for a permit
 
@@ -56,6 +59,7 @@ class RemoteActor:
         """Whether it writes an unroll."""
         self.writer = UnrollWriter(self.config, told["first_env"])
         spaces, envs = self.writer.spaces, self.config.envs_per_process
+        self.choice = CompressionChoice(self.config.impala.compress_unrolls)
         self.unroll = RolloutBuffer(self.config.training.n_steps, envs, spaces)
 
     def heartbeat(self) -> None:
@@ -84,20 +88,32 @@ class RemoteActor:
             writer.restart(self.begun)
         spaces = writer.spaces.to_dict()
         self.stream.send({"ready": {"spaces": spaces, "parameters": writer.num_parameters}})
+        compresses, seconds = None, 0.0
         while True:
             with writer.timer("wait"), self.heartbeats.wait_for_others(self.rank):
                 permit = self._await_permit()
+            if compresses is not None:
+                self.choice.note(compresses, seconds + permit["seconds"])
             self._busy = True
             episodes = writer.write(self.unroll, permit["number"])
             self._busy = False
+            compresses = self.choice.compresses_next()
             with writer.timer("sync"), self.heartbeats.wait_for_others(self.rank):
-                arrays = unroll_arrays(self.unroll, writer.collector.observations)
-                try:
-                    self.stream.send({"unroll": describe_unroll(writer.timer, episodes)}, arrays)
-                except ConnectionLost:
-                    self._hear_last()
+                seconds = self._send(episodes, compresses)
 
-    def _await_permit(self) -> dict[str, int]:
+    def _send(self, episodes: list[Episode], compresses: bool) -> float:
+        """Send the unroll; return the seconds that it took to compress it."""
+        arrays, begun = unroll_arrays(self.unroll, self.writer.collector.observations), time.monotonic()
+        if compresses:
+            arrays = [compress(arrays)]
+        seconds = time.monotonic() - begun
+        try:
+            self.stream.send({"unroll": describe_unroll(self.writer.timer, episodes, compresses)}, arrays)
+        except ConnectionLost:
+            self._hear_last()
+        return seconds
+
+    def _await_permit(self) -> dict[str, Any]:
         """Wait for a permit, overwrite the network if newer parameters come with it, and return it."""
         deadline = time.monotonic() + SILENCE_SECONDS
         while time.monotonic() < deadline:
@@ -113,7 +129,7 @@ class RemoteActor:
             if "permit" in message:
                 if message["permit"]["newer"]:
                     self.stream.receive_arrays([self.writer.parameters.detach().numpy()])
-                permit: dict[str, int] = message["permit"]
+                permit: dict[str, Any] = message["permit"]
                 return permit
         raise ConnectionLost(f"silent for {SILENCE_SECONDS:g} s")
 

@@ -56,6 +56,8 @@ class Seat:
     """Of the parameters that it has."""
     fresh: bool = True
     """Whether its next unroll does not continue the last one that was stored."""
+    seconds: float = 0.0
+    """How long the arrays of its last unroll took to arrive and to be decompressed."""
     late_in_a_row: int = 0
     rest_until: float = 0.0
     """An actor that was late gets no slot before this time."""

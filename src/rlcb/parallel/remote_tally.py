@@ -26,6 +26,10 @@ class RemoteTally:
         """Unrolls that were learned from, by the host that wrote them; `own_host` is the learner's."""
         self.late = 0
         """Unrolls that came after their slot had been given to another actor, and were thrown away."""
+        self.compressed = 0
+        """Unrolls of actors of other machines that arrived compressed."""
+        self.received_bytes, self.unroll_bytes = 0, 0
+        """What arrived as the arrays of all their unrolls, and what these have in memory."""
         self.events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         """For each change of a host's number of actors: time, host, actors."""
         self._announced: Counter[str] = Counter()
@@ -67,6 +71,12 @@ class RemoteTally:
         """Count unrolls that were learned from; None stands for this host."""
         self.unrolls.update(host or self.own_host for host in hosts)
 
+    def count_arrival(self, received_bytes: int, unroll_bytes: int, compressed: bool) -> None:
+        """Count an unroll that arrived from another machine."""
+        self.compressed += compressed
+        self.received_bytes += received_bytes
+        self.unroll_bytes += unroll_bytes
+
     def metrics(self) -> dict[str, float]:
         """Return the metrics of an update."""
         return {
@@ -81,6 +91,9 @@ class RemoteTally:
             "other_hosts": len({*self.unrolls} - {self.own_host}),
             "unrolls": dict(self.unrolls),
             "unrolls_late": self.late,
+            "unrolls_compressed": self.compressed,
+            "received_bytes": self.received_bytes,
+            "unroll_bytes": self.unroll_bytes,
             "events": [*self.events, *self._changes(0.0)][-MAX_EVENTS:],
         }
 
@@ -88,4 +101,7 @@ class RemoteTally:
         """Continue from what `record` returned, with no actor connected."""
         self.unrolls = Counter(record["unrolls"])
         self.late = record["unrolls_late"]
+        if "unroll_bytes" in record:  # older versions did not compress
+            self.compressed = record["unrolls_compressed"]
+            self.received_bytes, self.unroll_bytes = record["received_bytes"], record["unroll_bytes"]
         self.events.extend(record["events"])

@@ -269,7 +269,7 @@ RESUMABLE = (
     *("training.total_timesteps", "training.duration_hours", "hardware.", "logging."),
     *("parallel.timeout_seconds", "parallel.check_every", "parallel.buffer"),  # and parallel.buffer_dir
     *("impala.max_actor_restarts", "impala.actor_nice", "impala.check_unwritten"),
-    *("impala.actor_port", "impala.max_remote_actors"),
+    *("impala.actor_port", "impala.max_remote_actors", "impala.compress_unrolls"),
     *("cluster.master_", "cluster.timeout_seconds", "cluster.network_interface", "cluster.reduction"),
 )
 
