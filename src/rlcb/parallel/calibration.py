@@ -1,8 +1,8 @@
-"""How many actors and learners suit this machine: measured in a few seconds before a run of IMPALA. In a
-distributed run each node has as many.
+"""Choose the numbers of actors and learners of an IMPALA run by a measurement of a few seconds before it.
 
-One process for each core acts and then learns as the run will, all at the same time, so that the metrics are
-those of a machine that is busy. The split that is predicted to be fastest is taken.
+One process for each core acts and then learns as the run will, all at the same time, so the times are those
+of a busy machine. The run gets the split with the highest predicted speed. In a distributed run the first
+node measures, and every node has these numbers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 KEYS = ("num_actors", "num_learners")  # settings that a calibration finds
 ACT_SECONDS, LEARN_SECONDS = 0.7, 1.5
 START_SECONDS = 120.0  # for all of it
-CROWDED = 0.05  # what more actors than cores have to promise: times as close as that are told apart by noise
-MAX_SIZES = 3  # numbers of environments per actor that are tried
+CROWDED = 0.05  # share by which more actors than cores must be faster; smaller differences are noise
+MAX_SIZES = 3  # numbers of environments per actor that are measured
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Calibration:
     num_actors: int
     num_learners: int
     timesteps_per_second: float
-    """What this split is predicted to reach."""
+    """The predicted speed of one node with these numbers."""
     limit: float
-    """Timesteps per second of cores that never idle, acting with that many environments an actor. This and
-    the other metrics are those of one node."""
+    """The timesteps per second of one node whose cores never idle."""
 
     def describe(self) -> str:
+        """Return the measured times, the numbers and the predicted speed in words."""
         act = ", ".join(f"{1e3 * each:.3f} with {n}" for n, each in sorted(self.act_seconds.items()))
         return (
             f"a timestep takes a core {1e3 * self.learn_seconds:.3f} ms to learn from and to act {act} "
@@ -57,15 +57,18 @@ class Calibration:
         )
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain values for the record and for checkpoints."""
         return asdict(self)
 
     @staticmethod
     def from_dict(data: dict[str, Any] | None) -> Calibration | None:
+        """Return what `to_dict` was called on; None for None."""
         return None if data is None else Calibration(**data)
 
 
 def candidates(config: Config, cores: int) -> list[int]:
-    """Numbers of actors to try: those that divide the environments, around one a core, most first."""
+    """Return the numbers of actors to measure, largest first: divisors of the number of environments, at most
+    one above the number of cores."""
     if config.impala.num_actors is not None:
         return [config.impala.num_actors]
     environments = config.envs_per_node
@@ -83,11 +86,11 @@ def candidates(config: Config, cores: int) -> list[int]:
 def fastest_split(
     config: Config, cores: int, act_seconds: dict[int, float], learn_seconds: float, microbatch_size: int
 ) -> Calibration:
-    """The split that the measured times predict to be fastest; of equal ones that with the fewest processes.
-    More actors than cores have to be faster by CROWDED.
+    """Return the split with the highest predicted speed; of equal ones, the one with the fewest processes.
 
-    Where there are more processes than cores, actors yield to learners: both sides work in turns, each on as
-    many cores as it has processes. Learners beyond one microbatch each would gain nothing.
+    With more processes than cores, actors yield to learners: both sides work in turns, each on as many cores
+    as it has processes. More learners than microbatches would gain nothing. A split with more actors than
+    cores must be faster by CROWDED.
     """
     most = max(1, min(cores, math.ceil(config.timesteps_per_update / config.num_nodes / microbatch_size)))
     learner_counts = [config.impala.num_learners] if config.impala.num_learners else range(1, most + 1)
@@ -110,7 +113,7 @@ def fastest_split(
 
 
 def calibrate(config: Config, check_stop: Callable[[], None]) -> tuple[Config, Calibration]:
-    """Measure, and return the configuration with the number of actors and learners that follows.
+    """Measure, and return the configuration with the chosen numbers of actors and learners.
 
     `check_stop` is called while waiting; what it raises ends the measurement. Raises UsageError if the
     environments cannot be made.
@@ -134,8 +137,8 @@ def calibrate(config: Config, check_stop: Callable[[], None]) -> tuple[Config, C
 
 
 def with_split_of(config: Config, before: Config) -> Config:
-    """The configuration of a run that goes on, with the numbers of actors and learners that the run had
-    `before` where it leaves them open."""
+    """Return the configuration of a resumed run; numbers of actors and learners that it does not set are
+    those that the run had `before`."""
     if not config.has_actors:
         return config
     data = config.model_dump()
@@ -146,7 +149,7 @@ def with_split_of(config: Config, before: Config) -> Config:
 
 
 class ActorBench:
-    """The bench of a calibration: acts and learns as the run will."""
+    """Acts and learns as the run will, in one of the processes that measure."""
 
     def __init__(self, import_seconds: float, config: Config) -> None:
         cpu.set_torch_threads(1)
@@ -155,7 +158,7 @@ class ActorBench:
         self.env: Any = None
 
     def begin(self, size: int) -> None:
-        """Be an actor of `size` environments."""
+        """Make `size` environments and collect a first rollout."""
         from rlcb.config.config import largest_divisor
         from rlcb.envs.vector_env import make_vector_env, spaces_of
         from rlcb.rl.collector import Collector
@@ -178,13 +181,13 @@ class ActorBench:
         self.collector.collect(self.rollout, 0)
 
     def act(self) -> float:
-        """Seconds of a timestep."""
+        """Return the seconds that a timestep takes to collect."""
         return (
             seconds_of(partial(self.collector.collect, self.rollout), ACT_SECONDS) / self.rollout.num_samples
         )
 
     def prepare_learning(self) -> int:
-        """Be a learner of what was collected last; returns the size of a microbatch."""
+        """Close the environments and keep the last rollout to learn from; return the microbatch size."""
         import numpy as np
 
         assert self.process is not None
@@ -195,7 +198,7 @@ class ActorBench:
         return self.process.microbatch_size
 
     def learn(self) -> float:
-        """Seconds to learn from a timestep."""
+        """Return the seconds that a timestep takes to learn from."""
         from rlcb.rl import impala
 
         process, rollout, columns = self.process, self.rollout, self.columns
@@ -208,8 +211,8 @@ class ActorBench:
 
 
 def seconds_of(work: Callable[[int], Any], duration: float) -> float:
-    """Seconds of one call of `work(n)`, n = 0, 1, ..., the mean over as many as fit; the first is not
-    counted."""
+    """Return the mean seconds of a call of `work(n)`, n = 1, 2, ..., over about `duration` seconds, after one
+    call that warms up."""
     work(0)
     start, calls = time.perf_counter(), 0
     while calls == 0 or time.perf_counter() - start < duration:

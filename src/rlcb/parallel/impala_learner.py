@@ -45,7 +45,7 @@ from rlcb.training.base import (
 
 
 def store_size(config: Config, spaces: Spaces) -> StoreSize:
-    """The size of a node's store of unrolls. Raises UsageError if it needs more slots than a queue holds."""
+    """Return the size of a node's store of unrolls. Raises UsageError if a queue cannot hold its slots."""
     slots = (config.impala.max_policy_lag + 1) * unrolls_per_batch(config)
     if slots > SlotQueue.CAPACITY:
         raise UsageError(
@@ -63,7 +63,7 @@ def store_size(config: Config, spaces: Spaces) -> StoreSize:
 
 
 def unrolls_per_batch(config: Config) -> int:
-    """The number of unrolls that one node contributes to a batch."""
+    """Return the number of unrolls that one node contributes to a batch."""
     return config.timesteps_per_update // config.num_nodes // config.timesteps_per_unroll
 
 
@@ -162,7 +162,7 @@ class ImpalaLearner(LearningProcess):
         return Update(all_episodes, metrics | self.joint_metrics, notes)
 
     def _note_remote(self, slots: list[int]) -> None:
-        """Count whose unrolls were learned from, and tell the gate how far the run is."""
+        """Count the unrolls of the batch by their host, and tell the gate the run's progress."""
         if self.gate is not None:
             self.gate.check()
             self.gate.seats.count_learned(slots)
@@ -201,8 +201,8 @@ class ImpalaLearner(LearningProcess):
         return [int(slot) for slot in slots[communicator.node_rank * size :][:size]]
 
     def _discount(self, batch: list[int]) -> NDArray[np.float64]:
-        """The discounted returns [T, B] of a batch, for the reward scaler. An actor's unrolls come in the
-        order of time, so each continues where the one before ended."""
+        """Return the discounted returns [T, B] of a batch, for the reward scaler. An actor's unrolls come in
+        the order of time, so each continues where the one before ended."""
         parts = []
         for slot in batch:
             unroll, actor = self.store.unroll(slot), self.store.actor_of(slot)
@@ -226,7 +226,7 @@ class ImpalaLearner(LearningProcess):
             values[part] = np.where(self.store.rollout.truncated[-1, part], values[part], now)
 
     def _actor_waits(self) -> NDArray[np.float64]:
-        """Seconds that each actor of this node has waited."""
+        """Return the seconds that each actor of this node has waited."""
         return self.store.phases[: self.store.size.actors, PHASES.index("wait")].copy()
 
     def _contribution(self, episodes: list[Episode]) -> dict[str, Any]:

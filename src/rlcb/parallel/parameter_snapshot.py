@@ -11,7 +11,7 @@ from rlcb.processes.shared_memory import Layout, layout_bytes, views
 
 
 def snapshot_layout(num_parameters: int) -> Layout:
-    """The arrays of a snapshot of P parameters."""
+    """Return the arrays of a snapshot of P parameters."""
     return {
         "parameters": ((2, num_parameters), np.dtype(np.float32)),
         "versions": ((2,), np.dtype(np.int64)),
@@ -21,7 +21,7 @@ def snapshot_layout(num_parameters: int) -> Layout:
 
 
 def snapshot_bytes(num_parameters: int) -> int:
-    """Bytes of shared memory that a ParameterSnapshot needs."""
+    """Return the bytes of shared memory that a ParameterSnapshot needs."""
     return layout_bytes(snapshot_layout(num_parameters))
 
 
@@ -66,5 +66,5 @@ class ParameterSnapshot:
 
 
 def checksum(parameters: torch.Tensor) -> int:
-    """CRC-32 of the parameters (under 1 ms for 2.5 MB)."""
+    """Return the CRC-32 of the parameters (under 1 ms for 2.5 MB)."""
     return zlib.crc32(parameters.detach().numpy().data)

@@ -63,7 +63,7 @@ def train_in_workers(spec: RunSpec) -> int:
 
 
 def worker_module(config: Config) -> str:
-    """The module whose `work` the workers of a parallel run call. Only they import it: it loads torch."""
+    """Return the module whose `work` the workers of a parallel run call. Only they import it, with torch."""
     if config.has_actors:
         return "rlcb.parallel.impala_workers"
     return "rlcb.parallel.a3c" if config.traits.is_asynchronous else "rlcb.parallel.data_parallel"

@@ -17,8 +17,8 @@ from rlcb.parallel.worker_context import SupervisedContext
 
 POLL_SECONDS = 0.1  # between two looks whether the run still goes on, while waiting for an unroll
 SETTLE_SECONDS = 0.05  # between two looks whether actors have said which slot they took
-# How long an actor of another machine may hold a slot that the learner waits for: so many times the median
-# time of an unroll, and at least so many seconds.
+# An actor of another machine may hold a slot that the learner waits for until PATIENCE median times of an
+# unroll have passed, and at least LEAST_PATIENCE_SECONDS.
 PATIENCE, LEAST_PATIENCE_SECONDS = 3.0, 0.2
 
 
@@ -52,13 +52,13 @@ class Batches:
         self.check_unwritten = check_unwritten
         self.seats = seats
         self.seconds: deque[float] = deque(maxlen=100)
-        """That the newest unrolls took to write."""
+        """The times that the newest unrolls took to write."""
         self.given: deque[int] = deque()
         """Slots that are handed out, oldest first."""
         self.complete: set[int] = set()
         """Slots of `given` that are written."""
         self.generations = np.ones(store.size.actors, np.int64)
-        """How many processes each actor has been so far."""
+        """The number of processes of each actor so far: above 1 if it was replaced."""
         self.replaced = 0
         """Actors that replaced one that died."""
 

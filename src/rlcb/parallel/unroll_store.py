@@ -21,7 +21,7 @@ from rlcb.rl.rollout_buffer import RolloutBuffer, rollout_bytes
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PHASES
 
-SENTINEL_PIXEL = 0xA5  # a whole frame of them is unwritten
+SENTINEL_PIXEL = 0xA5  # a frame that has no other value is unwritten
 SENTINEL_ACTION = -(2**40)
 
 
@@ -46,7 +46,7 @@ class StoreSize:
 
 
 def header_layout(size: StoreSize) -> Layout:
-    """The arrays beside the unrolls: what is known of every slot and every actor."""
+    """Return the arrays beside the unrolls: facts about every slot and every actor."""
     integers, doubles = np.dtype(np.int64), np.dtype(np.float64)
     observation = np.dtype(size.spaces.observation_dtype)
     samples = size.n_steps * size.num_envs
@@ -69,13 +69,13 @@ def header_layout(size: StoreSize) -> Layout:
 
 
 def store_bytes(size: StoreSize) -> int:
-    """Bytes of shared memory that an UnrollStore needs."""
+    """Return the bytes of shared memory that an UnrollStore needs."""
     rollout = rollout_bytes(size.n_steps, size.slots * size.num_envs, size.spaces)
     return layout_bytes(header_layout(size)) + rollout
 
 
 class UnrollStore:
-    """The slots of a node, and what is known of them (`header_layout`). Used by its actors and learners.
+    """The slots of a node, and facts about them (`header_layout`). Used by its actors and learners.
 
     Since the slots are columns of one rollout, a batch is a set of columns and is never copied.
     """
@@ -104,20 +104,20 @@ class UnrollStore:
         self.rollout = RolloutBuffer(size.n_steps, size.slots * size.num_envs, size.spaces, rest)
 
     def unroll(self, slot: int) -> RolloutBuffer:
-        """The unroll in a slot, as a view: observations [T, E, ...], the other arrays [T, E]."""
+        """Return the unroll in a slot, as a view: observations [T, E, ...], the other arrays [T, E]."""
         return self.rollout.columns(slot * self.size.num_envs, self.size.num_envs)
 
     def columns(self, slots: Sequence[int]) -> NDArray[np.int64]:
-        """The columns (len(slots) * E,) of some slots in `rollout`, slot after slot."""
+        """Return the columns (len(slots) * E,) of some slots in `rollout`, slot after slot."""
         first = np.asarray(slots, np.int64)[:, None] * self.size.num_envs
         return (first + np.arange(self.size.num_envs)).reshape(-1)
 
     def owner_id(self, actor: Any, generation: Any) -> Any:
-        """The number, above 0, that an actor process writes into `owner`. Arguments may be arrays."""
+        """Return the number, above 0, that an actor process writes into `owner`. Arguments may be arrays."""
         return 1 + actor + self.size.writers * generation
 
     def actor_of(self, slot: int) -> int:
-        """The number of the actor that wrote a slot, whatever its generation."""
+        """Return the number of the actor that wrote a slot, whatever its generation."""
         return (int(self.owner[slot]) - 1) % self.size.writers
 
     def write_episodes(self, slot: int, episodes: list[Episode]) -> None:
@@ -127,12 +127,12 @@ class UnrollStore:
         self.num_episodes[slot] = len(episodes)
 
     def read_episodes(self, slot: int) -> list[Episode]:
-        """The episodes that ended in a slot's unroll."""
+        """Return the episodes that ended in a slot's unroll."""
         rows = self.episodes[slot, : int(self.num_episodes[slot])].tolist()
         return [Episode(int(step), int(env), reward, int(length)) for step, env, reward, length in rows]
 
     def episodes_of(self, slots: Sequence[int]) -> list[Episode]:
-        """The episodes that ended in a batch, whose slots are sorted by time.
+        """Return the episodes that ended in a batch, whose slots are sorted by time.
 
         A batch may hold several unrolls of an actor: steps count from the start of its first one.
         """

@@ -124,7 +124,7 @@ class Collector:
             raise RunError(f"environment {env} raised at {where}: {fault}") from fault
         except Interrupted:
             raise
-        except (Exception, KeyboardInterrupt) as error:  # Ctrl-C raises none while a run trains
+        except (Exception, KeyboardInterrupt) as error:  # no Ctrl-C: StopSignal handles that
             last_env = self.first_env + self.env.num_envs - 1
             raise RunError(
                 f"one of the environments {self.first_env} to {last_env} raised at {where}: "

@@ -131,13 +131,7 @@ class MLP(Body):
 class ActorCritic(nn.Module):
     """The network that every algorithm trains: one body, a policy head and a value head."""
 
-    def __init__(
-        self,
-        body: Body,
-        out_features: int,
-        spaces: Spaces,
-        precision: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, body: Body, spaces: Spaces, precision: torch.dtype = torch.float32) -> None:
         """`precision` is the dtype of the body's computations; parameters and heads are float32."""
         super().__init__()
         self.spaces = spaces
@@ -149,8 +143,8 @@ class ActorCritic(nn.Module):
         """Computes the dense layer behind the convolutions on native kernels; None: PyTorch does."""
         self.why_not_native: str | None = None
         """Why the setting "auto" found no native kernels on this machine."""
-        self.policy = nn.Linear(out_features, spaces.num_actions)
-        self.value = nn.Linear(out_features, 1)
+        self.policy = nn.Linear(body.out_features, spaces.num_actions)
+        self.value = nn.Linear(body.out_features, 1)
 
     @property
     def kernels(self) -> str:
@@ -213,7 +207,7 @@ def make_model(
             body = NatureCNN(spaces.network_shape, config.hidden_size)
         else:
             body = MLP(math.prod(spaces.observation_shape), config.mlp_sizes)
-        model = ActorCritic(body, body.out_features, spaces, getattr(torch, config.precision))
+        model = ActorCritic(body, spaces, getattr(torch, config.precision))
         initialise(model)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     choose_kernels(model, kernels)
