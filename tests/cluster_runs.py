@@ -123,8 +123,15 @@ class Nodes:
         self.namespaces = namespaces
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self, script: str, *arguments: object) -> None:
-        for node, namespace in enumerate(self.namespaces):
+    def train(self, script: str, *arguments: object) -> list[tuple[int, str, str]]:
+        """Train to the end, the last node in this process (runs.call); return what `wait` returns."""
+        self.start(script, *arguments, nodes=len(self.namespaces) - 1)
+        last = runs.call(script, *arguments, *self.place, "--node-rank", len(self.namespaces) - 1)
+        return [*self.wait(120), (last.returncode, last.stdout, last.stderr)]
+
+    def start(self, script: str, *arguments: object, nodes: int | None = None) -> None:
+        """Start the first `nodes` nodes, by default all."""
+        for node, namespace in enumerate(self.namespaces[:nodes]):
             inside = ["ip", "netns", "exec", namespace] if namespace else []
             words = runs.command(script, *arguments, *self.place, "--node-rank", node)
             self.processes.append(start([*inside, *words], TEST_RANK=node))

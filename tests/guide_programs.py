@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import io
 import itertools
-import os
 import re
 import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlcb.cli import evaluate, prepared_run, train, train_distributed
+from rlcb.cli import train, train_distributed
 from tests import runs
 
 OLD_NAMES = {
@@ -129,28 +128,12 @@ class Result:
 def call(name: str, flags: Sequence[str]) -> Result:
     """Run a script or module in this process, which has everything loaded already."""
     output = io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(output),
-        contextlib.redirect_stderr(output),
-    ):
-        path = runs.PROJECT / name
-        patch.setattr(sys, "argv", [str(path), *flags])
-        patch.setattr(os, "_exit", sys.exit)
-        patch.setattr(train_distributed, "remove_socket_folder", lambda: None)  # this process goes on
-        for module in (prepared_run, evaluate):
-            patch.setattr(module, "prepare_process", lambda *_, **__: 1)
+    with pytest.MonkeyPatch.context() as patch:
         for loaded in (name, f"{name}.__main__"):  # runpy warns of a module that runs a second time
             patch.delitem(sys.modules, loaded, raising=False)
-        try:
-            if name.endswith(".py"):
-                runpy.run_path(str(path), run_name="__main__")
-                code = 0
-            elif name in COMMANDS.values():  # a command without a script
-                code = importlib.import_module(name).main(list(flags))
-            else:
-                runpy.run_module(name, run_name="__main__", alter_sys=True)
-                code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    return Result(code, output.getvalue())
+        work: Any = partial(runpy.run_module, name, run_name="__main__", alter_sys=True)
+        if name.endswith(".py"):
+            work = partial(runpy.run_path, str(runs.PROJECT / name), run_name="__main__")
+        elif name in COMMANDS.values():  # a command without a script
+            work = partial(importlib.import_module(name).main, list(flags))
+        return Result(runs.run_in_process(name, flags, work, output, output), output.getvalue())

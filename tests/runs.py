@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import io
 import json
+import logging
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
+import pytest
 import torch
+
+from rlcb.cli import evaluate, prepared_run, train_distributed
+from rlcb.parallel import supervisor
+from rlcb.parallel.forkserver import worker_context
 
 PROJECT = Path(__file__).resolve().parent.parent
 SHARED = Path("/dev/shm")
@@ -33,6 +47,78 @@ def run(
     return subprocess.run(
         command(script, *arguments), capture_output=True, text=True, timeout=timeout, check=False, **options
     )
+
+
+_worker_output: list[IO[bytes]] = []
+"""What workers of this process print, on stdout and stderr, once they have a server."""
+
+
+def call(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end in this process, which has everything loaded already.
+
+    Workers are forks of one server for all tests of this process. So no interpreter starts and loads torch,
+    which takes two seconds of CPU time.
+    """
+    name, *flags = script.split()
+    output, errors = io.StringIO(), io.StringIO()
+    warnings = logging.StreamHandler(errors)
+    warnings.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    start = [file.seek(0, os.SEEK_END) for file in _worker_output] or [0, 0]
+    logging.getLogger().addHandler(warnings)
+    try:
+        work = partial(runpy.run_path, str(PROJECT / name), run_name="__main__")
+        code = run_in_process(name, [*flags, *map(str, arguments)], work, output, errors)
+    finally:
+        logging.getLogger().removeHandler(warnings)
+    printed = ["", ""]
+    for number, file in enumerate(_worker_output):
+        file.seek(start[number])
+        printed[number] = file.read().decode()
+    return subprocess.CompletedProcess(
+        [name, *flags], code, output.getvalue() + printed[0], printed[1] + errors.getvalue()
+    )
+
+
+def worker_server(env_id: str = "") -> ForkServerContext:
+    """Start the server that workers of this process fork from, whatever their environment; return its
+    context. What workers print goes into `_worker_output`."""
+    if not _worker_output:
+        if forkserver._forkserver._forkserver_pid is not None:  # of a test that did not need the output
+            forkserver._forkserver._stop()
+        _worker_output.extend(tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115  # stay open
+        kept = os.dup(1), os.dup(2)
+        try:
+            for number, file in enumerate(_worker_output, 1):
+                fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # wherever `call` reads
+                os.dup2(file.fileno(), number)
+            worker_context("coinrun")  # loads the pictures of Procgen as well
+        finally:
+            for number, descriptor in enumerate(kept, 1):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+    return multiprocessing.get_context("forkserver")
+
+
+def run_in_process(
+    name: str, flags: Sequence[str], work: Callable[[], Any], output: io.StringIO, errors: io.StringIO
+) -> int:
+    """Call `work`, which runs the script or module `name` in this process; return its exit code."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+    ):
+        patch.setattr(sys, "argv", [str(PROJECT / name), *flags])
+        patch.setattr(os, "_exit", sys.exit)
+        patch.setattr(train_distributed, "remove_socket_folder", lambda: None)  # this process goes on
+        patch.setattr(supervisor, "worker_context", worker_server)
+        for module in (prepared_run, evaluate):  # torch is loaded already
+            patch.setattr(module, "prepare_process", lambda *_, **__: 1)
+        try:
+            code = work()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return code if isinstance(code, int) else 0
 
 
 def run_words(words: list[str], cwd: Path, timeout: float = 90) -> subprocess.CompletedProcess[str]:

@@ -25,7 +25,7 @@ def old_runs(tmp_path: Path) -> Path:
 
 def test_old_runs_are_compared(old_runs: Path, tmp_path: Path) -> None:
     folders = sorted(old_runs.iterdir())
-    done = runs.run("compare_results.py", "--runs", *folders, "--output", tmp_path / "comparison.png")
+    done = runs.call("compare_results.py", "--runs", *folders, "--output", tmp_path / "comparison.png")
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("PPO sequential", "IMPALA parallel", "A2C parallel", "CartPole-v1", "coinrun"):
         assert name in done.stdout
@@ -36,7 +36,7 @@ def test_old_runs_are_compared(old_runs: Path, tmp_path: Path) -> None:
 def test_a_final_checkpoint_of_an_old_run_is_evaluated(old_runs: Path, tmp_path: Path, name: str) -> None:
     record, output = runs.record(old_runs / name), tmp_path / "result.json"
     flags = ("--num-episodes", EPISODES, "--max-episode-steps", 20, "--num-threads", 1, "--output", output)
-    done = runs.run("evaluate.py", old_runs / name, *flags)
+    done = runs.call("evaluate.py", old_runs / name, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(output.read_text())
     assert result["algorithm"] == record["algorithm"]

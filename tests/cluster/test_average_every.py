@@ -70,8 +70,9 @@ def test_two_nodes_average_what_each_has_learned(algorithm: str, every: int, tmp
     )
     flags += ("--batch-size", 32) if algorithm == "ppo" else ()
     with Nodes(cluster_runs.own_address()) as nodes:
-        nodes.start(f"train.py --algorithm {algorithm} --mode distributed", *flags)
-        (code, output, errors), (other_code, _, other_errors) = nodes.wait(120)
+        (code, output, errors), (other_code, _, other_errors) = nodes.train(
+            f"train.py --algorithm {algorithm} --mode distributed", *flags
+        )
     assert (code, other_code) == (0, 0), errors + other_errors
     assert "averages of the nodes every" in output
     found = runs.checkpoint(tmp_path / "run")["learner"]
@@ -93,8 +94,9 @@ def test_a_measured_number_is_recorded_printed_and_kept_when_the_run_is_resumed(
             *(("--resume", "auto") if found else ()),
         )
         with Nodes(cluster_runs.own_address()) as nodes:
-            nodes.start("train.py --algorithm a2c --mode distributed", *flags)
-            (code, output, errors), (other_code, _, other_errors) = nodes.wait(120)
+            (code, output, errors), (other_code, _, other_errors) = nodes.train(
+                "train.py --algorithm a2c --mode distributed", *flags
+            )
         assert (code, other_code) == (0, 0), errors + other_errors
         assert " ".join(output.split()).count("(measured: an average ") == 1
         found.append(runs.record(folder)["averages"])

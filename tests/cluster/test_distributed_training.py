@@ -72,8 +72,9 @@ def test_two_nodes_of_two_workers_that_overlap_the_sum_with_the_backward_pass(
     extra = ("--num-workers", 2, "--set", "cluster.overlap=true", "--output-dir", target)
     extra += ("--set", f"cluster.reduction={reduction}")
     with Nodes(cluster_runs.own_address()) as nodes:
-        nodes.start(f"train.py --algorithm {algorithm} --mode distributed", *FLAGS[algorithm], *extra)
-        (code, output, errors), (other_code, other_output, other_errors) = nodes.wait(120)
+        (code, output, errors), (other_code, other_output, other_errors) = nodes.train(
+            f"train.py --algorithm {algorithm} --mode distributed", *FLAGS[algorithm], *extra
+        )
     assert (code, other_code) == (0, 0), errors + other_errors
     assert_same(target, folder)
     assert "2 x 2" in output

@@ -139,7 +139,7 @@ def test_a_port_that_is_taken_is_refused_by_name(tmp_path: Path) -> None:
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        result = runs.run(
+        result = runs.call(
             PPO, *TINY, "--num-nodes", 2, "--node-rank", 0, "--num-workers", 2, "--master-addr",
             cluster_runs.own_address(), "--master-port", port, "--output-dir", tmp_path / "run",
         )  # fmt: skip

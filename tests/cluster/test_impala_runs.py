@@ -95,7 +95,7 @@ def test_without_lag_two_nodes_log_what_one_process_logs(tmp_path: Path) -> None
 def test_one_node_without_a_port_is_a_run_of_its_own(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = (*TINY, "--num-actors", 2, "--set", "impala.num_learners=2", "--total-timesteps", 5 * PER_UPDATE)
-    result = runs.run(IMPALA, *flags, "--output-dir", folder)
+    result = runs.call(IMPALA, *flags, "--output-dir", folder)
     assert result.returncode == 0, result.stderr
     assert_exact(folder, 5 * PER_UPDATE)
     cluster_runs.assert_nothing_left(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import os
 import threading
 from datetime import timedelta
@@ -18,6 +17,7 @@ from rlcb.cluster.summation import Hierarchy, Ring, SumThread, all_reduce_, roun
 from rlcb.parallel.gloo import use_loopback
 from rlcb.parallel.shared_sum import SharedSum, memory_bytes
 from rlcb.processes.shared_memory import map_shared, open_shared
+from tests import runs
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -62,8 +62,7 @@ def be_rank(rank: int, folder: str, nodes: list[list[int]], memory: Any, results
 @pytest.fixture(scope="module", params=NODES)
 def sums(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     """What each rank got, by rank."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context = runs.worker_server()
     results, nodes = context.Queue(), NODES[request.param]
     folder = str(tmp_path_factory.mktemp("store"))
     memories = [open_shared(memory_bytes(len(ranks), 4 * SIZE)) for ranks in nodes]

@@ -320,7 +320,7 @@ def test_a_sequential_file_trains(tmp_path: Path, stem: str) -> None:
 @pytest.mark.parametrize("stem", ["a2c_parallel_highend", "impala_parallel_ryzen7", "ppo_parallel_paper"])
 def test_a_parallel_file_trains(tmp_path: Path, stem: str) -> None:
     config = read(stem)
-    result = runs.run(
+    result = runs.call(
         f"train.py --algorithm {config.algorithm} --mode parallel", *flags_of(stem), *smaller(config),
         "--output-dir", tmp_path / "run", "--num-threads", 1,
     )  # fmt: skip

@@ -231,7 +231,7 @@ def test_the_other_algorithms_train(algorithm: str, tmp_path: Path) -> None:
 def test_several_processes_train(combination: str, tmp_path: Path) -> None:
     algorithm, mode, *flags = combination.split()
     script = f"train.py --algorithm {algorithm} --mode {mode}"
-    result = runs.run(script, *SMALL, *flags, "--total-timesteps", 64, "--output-dir", tmp_path / "run")
+    result = runs.call(script, *SMALL, *flags, "--total-timesteps", 64, "--output-dir", tmp_path / "run")
     assert result.returncode == 0, result.stderr
     assert runs.record(tmp_path / "run")["total_timesteps"] >= 64
     assert "Arcade Learning Environment" not in result.stderr, "the emulator greets nobody"

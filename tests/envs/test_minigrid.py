@@ -72,7 +72,7 @@ def test_a_parallel_run_trains_resumes_and_is_evaluated_in_a_larger_room(tmp_pat
     flags = ("--env", EMPTY, "--num-envs", 4, "--n-steps", 16, "--batch-size", 32, "--num-workers", 2)
     script = "train.py --algorithm ppo --mode parallel"
     for more in ((*flags, "--total-timesteps", 64), ("--resume", "--total-timesteps", 128)):
-        result = runs.run(script, *more, "--output-dir", folder)
+        result = runs.call(script, *more, "--output-dir", folder)
         assert result.returncode == 0, result.stderr
     assert "MiniGrid-Empty-5x5-v0 cannot be saved: the run continues with new episodes" in result.stderr
     checkpoint = folder / "checkpoints" / "ppo_parallel_final.pt"

@@ -87,7 +87,7 @@ def test_a_run_trains_and_evaluates_with_its_wrappers(mode: str, tmp_path: Path)
     if mode == "sequential":
         assert main("ppo", mode, False, flags) == 0
     else:
-        result = runs.run("train.py --algorithm ppo --mode parallel", *flags, "--num-workers", 2)
+        result = runs.call("train.py --algorithm ppo --mode parallel", *flags, "--num-workers", 2)
         assert result.returncode == 0, result.stderr
     assert runs.record(folder)["config"]["env"]["wrappers"] == [LIMIT, TRIPLE]
     assert {row["rollout/ep_length_mean"] for row in runs.rows(folder)} == {5}
@@ -136,7 +136,7 @@ def test_what_cannot_wrap_is_refused_in_one_line_that_names_it(entry: str, reaso
 
 
 def test_a_worker_reports_a_wrapper_that_cannot_be_imported(tmp_path: Path) -> None:
-    result = runs.run(
+    result = runs.call(
         "train.py --algorithm ppo --mode parallel", *CARTPOLE, "--num-workers", 2,
         "--set", 'env.wrappers=["nowhere:Plus"]', "--output-dir", tmp_path / "run",
     )  # fmt: skip

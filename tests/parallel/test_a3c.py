@@ -21,7 +21,7 @@ FLAGS = (
 def test_one_worker_is_a2c(tmp_path: Path, optimizer: str) -> None:
     flags = (*FLAGS, "--num-envs", 4, "--set", f"training.optimizer={optimizer}", "--total-timesteps", 640)
     assert main("a2c", "sequential", False, [*map(str, flags), "--output-dir", str(tmp_path / "a2c")]) == 0
-    result = runs.run(
+    result = runs.call(
         "train.py --algorithm a3c --mode parallel",
         *flags,
         "--num-workers",
@@ -46,7 +46,7 @@ def test_counts_are_exact_and_no_update_is_lost_with_three_workers(tmp_path: Pat
     folder = tmp_path / "run"
     slow = ("--env", fault_env.ID, "--set", "env.kwargs.delay=0.004")  # so that workers take turns
     flags = (*FLAGS, *slow, "--num-workers", 3, "--num-envs-per-worker", 2, "--output-dir", folder)
-    result = runs.run("train.py --algorithm a3c --mode parallel", *flags, "--total-timesteps", 16 * 100 - 5)
+    result = runs.call("train.py --algorithm a3c --mode parallel", *flags, "--total-timesteps", 16 * 100 - 5)
     assert result.returncode == 0, result.stderr
     record, final, rows = runs.record(folder), runs.checkpoint(folder), runs.rows(folder)
     assert record["total_updates"] == 100
@@ -58,7 +58,7 @@ def test_counts_are_exact_and_no_update_is_lost_with_three_workers(tmp_path: Pat
     ages = [row["a3c/gradient_age_mean"] for row in rows]
     assert max(ages) > 0
 
-    result = runs.run(
+    result = runs.call(
         "train.py --algorithm a3c --mode parallel",
         "--resume",
         "--total-timesteps",

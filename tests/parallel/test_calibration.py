@@ -234,7 +234,7 @@ OPEN = (
 @pytest.mark.timeout(300)
 def test_a_run_finds_its_actors_by_itself_says_who_waited_and_keeps_what_it_measured(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    result = runs.run(SCRIPT, *OPEN, "--total-timesteps", 32 * 60, "--output-dir", folder)
+    result = runs.call(SCRIPT, *OPEN, "--total-timesteps", 32 * 60, "--output-dir", folder)
     assert result.returncode == 0, result.stderr
     said = " ".join(result.stdout.split())
     assert "Measuring how many actors and learners suit this machine" in said
@@ -261,7 +261,7 @@ def test_a_run_finds_its_actors_by_itself_says_who_waited_and_keeps_what_it_meas
     )
 
     file = ("--config", default_config_path("impala", "parallel"))  # which leaves the actors open
-    result = runs.run(SCRIPT, *OPEN, *file, "--resume", "--total-timesteps", 32 * 80, "--output-dir", folder)
+    result = runs.call(SCRIPT, *OPEN, *file, "--resume", "--total-timesteps", 32 * 80, "--output-dir", folder)
     assert result.returncode == 0, result.stderr
     assert "Measuring" not in result.stdout
     second = runs.record(folder)

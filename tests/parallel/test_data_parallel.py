@@ -61,7 +61,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     def train(batch_size: int, workers: int) -> tuple[Path, str]:
         folder = tmp_path_factory.mktemp("trained") / "run"
         budget = ("--total-timesteps", TIMESTEPS, "--batch-size", batch_size, "--num-workers", workers)
-        result = runs.run("train_ppo_parallel.py", *SMALL, *budget, "--output-dir", folder)
+        result = runs.call("train_ppo_parallel.py", *SMALL, *budget, "--output-dir", folder)
         assert result.returncode == 0, result.stderr
         return folder, result.stdout
 
@@ -95,7 +95,7 @@ def test_procgen_streams_do_not_depend_on_the_number_of_workers(tmp_path: Path) 
         ("train_ppo_sequential.py", "1", ()),
         ("train_ppo_parallel.py", "4", ("--num-workers", 4)),
     ):
-        result = runs.run(script, *flags, *extra, "--output-dir", tmp_path / folder)
+        result = runs.call(script, *flags, *extra, "--output-dir", tmp_path / folder)
         assert result.returncode == 0, result.stderr
     one, four = runs.checkpoint(tmp_path / "1")["collector"], runs.checkpoint(tmp_path / "4")["collector"]
     assert torch.equal(one["observations"], four["observations"])
@@ -122,7 +122,7 @@ def test_more_workers_than_cores_are_allowed_with_a_warning(tmp_path: Path) -> N
     workers = (
         2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2 * (os.cpu_count() or 1)
     )
-    result = runs.run(
+    result = runs.call(
         "train_ppo_parallel.py", "--env", "CartPole-v1", "--num-workers", workers, "--num-envs-per-worker", 1,
         "--n-steps", 4, "--batch-size", workers, "--total-timesteps", 1, "--output-dir", tmp_path / "run",
     )  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_worker_that_fails_ends_the_run_with_its_own_error(
     flags = FAULT if "ppo" in script else (*FAULT[:6], *FAULT[10:])
     # While one worker hangs, A3C's other worker trains on: slowly.
     timeout, delay = (6, 0.01) if kind == "hang" else (60, 0.0)
-    result = runs.run(
+    result = runs.call(
         script, *flags, *fault(fault=kind, process="worker-1", at=20, delay=delay),
         "--total-timesteps", 1e6, "--set", f"parallel.timeout_seconds={timeout}", "--output-dir", folder,
     )  # fmt: skip
@@ -171,7 +171,7 @@ def test_a_worker_that_fails_ends_the_run_with_its_own_error(
 def test_a_worker_that_cannot_make_its_environment_is_a_usage_error_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:
-    result = runs.run(
+    result = runs.call(
         "train_ppo_parallel.py", *FAULT, *fault(fault="make", process="worker-1"),
         "--total-timesteps", 100, "--output-dir", tmp_path / "run",
     )  # fmt: skip
@@ -208,7 +208,7 @@ def test_a_signal_ends_the_run_safely_and_the_same_command_resumes_it(
     assert runs.processes_of(folder) == []
 
     more = record["total_timesteps"] + 400
-    result = runs.run(script, "--resume", "--total-timesteps", more, "--output-dir", folder)
+    result = runs.call(script, "--resume", "--total-timesteps", more, "--output-dir", folder)
     assert result.returncode == 0, result.stderr
     steps = [row["timesteps"] for row in runs.rows(folder)]
     assert steps == sorted(set(steps))
@@ -289,7 +289,7 @@ def test_sixteen_workers_fit_under_256_descriptors(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_rollout_on_disk_gives_the_same_run(tmp_path: Path, trained: Trained) -> None:
     in_memory, _ = trained(25, 2)
-    result = runs.run(
+    result = runs.call(
         "train_ppo_parallel.py", *SMALL, "--total-timesteps", TIMESTEPS, "--batch-size", 25,
         "--num-workers", 2, "--set", "parallel.buffer=mmap", "--set", f"parallel.buffer_dir={tmp_path}",
         "--output-dir", tmp_path / "disk",

@@ -43,7 +43,7 @@ def test_without_lag_a_parallel_run_is_the_sequential_run(
 ) -> None:
     """Two learners sum through shared memory, or over gloo if their memory is on disk."""
     folder = tmp_path / "run"
-    result = runs.run(
+    result = runs.call(
         SCRIPT, *POLE, "--set", f"impala.num_actors={actors}", "--set", f"impala.num_learners={learners}",
         "--set", "impala.max_policy_lag=0", "--set", "impala.check_unwritten=true", "--output-dir", folder,
         "--set", f"parallel.buffer={buffer}",
@@ -55,7 +55,7 @@ def test_without_lag_a_parallel_run_is_the_sequential_run(
 @pytest.mark.timeout(300)
 def test_a_checkpoint_of_actors_and_learners_can_be_evaluated_and_names_what_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    result = runs.run(
+    result = runs.call(
         SCRIPT, *STEP, *of_env(free=False), "--total-timesteps", 16 * 225, "--learning-rate", 1e-2,
         "--gamma", 0.9, "--output-dir", folder,
     )  # fmt: skip
@@ -77,7 +77,7 @@ def test_whole_runs_with_a_slow_actor_keep_the_bound_and_the_counts(
     tmp_path: Path, max_policy_lag: int, slow: str
 ) -> None:
     folder = tmp_path / "run"
-    result = runs.run(
+    result = runs.call(
         SCRIPT, *STEP, *of_env(slow=slow, delay=0.002), "--total-timesteps", 60 * PER_UPDATE,
         "--set", f"impala.max_policy_lag={max_policy_lag}", "--set", "impala.check_unwritten=true",
         "--output-dir", folder,
@@ -113,7 +113,7 @@ def test_an_actor_that_fails_is_replaced_with_a_warning_and_nothing_is_lost(
     tmp_path: Path, kind: str, message: str
 ) -> None:
     before, folder, marker = runs.shared_files(), tmp_path / "run", tmp_path / "failed"
-    result = runs.run(
+    result = runs.call(
         SCRIPT, *STEP, *of_env(fault=kind, process="actor-1", at=6, marker=str(marker)),
         "--total-timesteps", 40 * PER_UPDATE, "--set", "impala.check_unwritten=true",
         "--set", f"parallel.timeout_seconds={6 if kind == 'hang' else 60}", "--output-dir", folder,
@@ -141,7 +141,7 @@ def test_more_deaths_than_allowed_end_the_run_with_the_actors_own_error(
     tmp_path: Path, kind: str, restarts: int
 ) -> None:
     before, folder = runs.shared_files(), tmp_path / "run"
-    result = runs.run(
+    result = runs.call(
         SCRIPT, *STEP, *of_env(fault=kind, process="actor-1", at=61), "--total-timesteps", 1e7,
         "--set", f"impala.max_actor_restarts={restarts}", "--output-dir", folder,
     )  # fmt: skip
@@ -206,7 +206,7 @@ def test_a_signal_ends_the_run_safely_and_the_same_command_resumes_it(
     assert left_in_shared_memory(before) == set()
 
     more = record["total_timesteps"] + 20 * PER_UPDATE
-    result = runs.run(SCRIPT, "--resume", "--total-timesteps", more, "--output-dir", folder)
+    result = runs.call(SCRIPT, "--resume", "--total-timesteps", more, "--output-dir", folder)
     assert result.returncode == 0, result.stderr
     require_exact_counts(folder, more)
 

@@ -97,7 +97,7 @@ def test_there_are_as_many_batches_of_slots_as_the_lag_needs(change: tuple[int, 
 
 @pytest.mark.timeout(180)
 def test_an_environment_that_an_actor_cannot_make_is_a_usage_error_and_leaves_nothing(tmp_path: Path) -> None:
-    result = runs.run(
+    result = runs.call(
         SCRIPT, "--env", "tests.fault_env:Fault-v0", *STEP[2:], *of_env(fault="make", process="actor-1"),
         "--total-timesteps", 100, "--output-dir", tmp_path / "run",
     )  # fmt: skip

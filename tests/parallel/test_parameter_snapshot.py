@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from rlcb.parallel.parameter_snapshot import ParameterSnapshot, checksum, snapshot_bytes
+from tests import runs
 
 CONTEXT = multiprocessing.get_context("spawn")
 SIZE = 50_000
@@ -130,7 +131,7 @@ def test_readers_always_have_one_whole_version_and_never_an_older_one(tmp_path: 
     with mapped(path, SIZE) as weights:
         for _ in range(2):
             ours, theirs = CONTEXT.Pipe(duplex=False)
-            process = CONTEXT.Process(target=read_many, args=(path, 30, theirs), daemon=True)
+            process = runs.worker_server().Process(target=read_many, args=(path, 30, theirs), daemon=True)
             process.start()
             processes.append(process)
             connections.append(ours)
@@ -155,7 +156,7 @@ def test_a_writer_killed_in_the_middle_leaves_a_whole_version_or_one_that_is_not
     path, parameters = tmp_path / "weights", torch.zeros(SIZE)
     path.write_bytes(bytes(snapshot_bytes(SIZE)))
     ours, theirs = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=publish_for_ever, args=(path, theirs), daemon=True)
+    process = runs.worker_server().Process(target=publish_for_ever, args=(path, theirs), daemon=True)
     process.start()
     assert ours.poll(40)
     process.kill()

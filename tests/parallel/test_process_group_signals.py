@@ -55,7 +55,7 @@ def test_a_signal_to_the_whole_process_group_interrupts_the_run_and_it_resumes(
     assert runs.processes_of(folder) == []
 
     more = record["total_timesteps"] + 320
-    result = runs.run(script, "--resume", "--total-timesteps", more, "--output-dir", folder)
+    result = runs.call(script, "--resume", "--total-timesteps", more, "--output-dir", folder)
     assert result.returncode == 0, result.stderr
     assert runs.record(folder)["status"] == "completed"
     assert runs.record(folder)["total_timesteps"] >= more
@@ -67,7 +67,7 @@ def test_a_run_that_was_started_to_ignore_sighup_completes(tmp_path: Path) -> No
     script, *flags = SCRIPTS["ppo"]
     flags += [*FLAGS, "--output-dir", folder]
     with hangup(signal.SIG_IGN):  # as `nohup` does
-        process = runs.start(script, *flags, "--total-timesteps", 6400, start_new_session=True)
+        process = runs.start(script, *flags, "--total-timesteps", 2560, start_new_session=True)
     runs.wait_for_rows(folder, 2)
     os.killpg(process.pid, signal.SIGHUP)
     _, errors = process.communicate(timeout=100)

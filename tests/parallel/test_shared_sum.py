@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -148,7 +147,7 @@ def be_rank(rank: int, descriptor: Any, results: Any) -> None:
 
 
 def test_processes_sum_and_notice_one_that_is_killed() -> None:
-    context = multiprocessing.get_context("spawn")
+    context = runs.worker_server()
     results, descriptor = context.Queue(), open_shared(memory_bytes(3, 4 * 50_000))
     processes = [
         context.Process(target=be_rank, args=(rank, reduction.DupFd(descriptor), results))
@@ -173,7 +172,7 @@ def test_workers_of_a_run_sum_through_shared_memory_and_without_it_alike(tmp_pat
             *("--env", "CartPole-v1", "--num-envs", 6, "--n-steps", 16, "--num-workers", 3, "--seed", 1),
             *("--set", "logging.tensorboard=false", "--total-timesteps", 96 * 4, "--batch-size", 48, *flags),
         )
-        result = runs.run("train_ppo_parallel.py", *flags, "--output-dir", tmp_path / name)
+        result = runs.call("train_ppo_parallel.py", *flags, "--output-dir", tmp_path / name)
         assert result.returncode == 0, result.stderr
         found.append(runs.parameters(tmp_path / name))
     torch.testing.assert_close(*found, atol=1e-5, rtol=0)

@@ -38,14 +38,14 @@ def test_a_run_that_fails_before_the_folder_is_its_own_changes_nothing_there(
     folder = tmp_path / "run"
     process = "actor-1" if "impala" in script else "worker-1"
     flags = (*SMALL, *SCRIPTS[script], "--set", f"env.kwargs.process={process}", "--output-dir", folder)
-    result = runs.run(script, *flags, "--set", "env.kwargs.fault=none")
+    result = runs.call(script, *flags, "--set", "env.kwargs.fault=none")
     assert result.returncode == 0, result.stderr
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("fault: none", "fault: vanish"))
     before = files(folder)
     again = (*flags, "--set", "env.kwargs.fault=vanish", "--overwrite")
     for words in (("--resume", "--total-timesteps", 1000, "--output-dir", folder), again):
-        result = runs.run(script, *words)
+        result = runs.call(script, *words)
         assert result.returncode == 1, result.stderr
         assert "ended with exit code 7" in result.stderr.splitlines()[-1]
         assert files(folder) == before

@@ -99,7 +99,7 @@ def test_a_run_pins_its_workers_records_it_and_still_counts_all_cores(tmp_path: 
     cores = read_cores(os.sched_getaffinity(0))
     workers = min(2, len(cores))
     folder = tmp_path / "run"
-    result = runs.run(
+    result = runs.call(
         "train_ppo_parallel.py", "--env", "CartPole-v1", "--num-envs", 4, "--num-workers", workers,
         "--n-steps", 8, "--batch-size", 32, "--total-timesteps", 64, "--set", "hardware.pin_workers=true",
         "--set", "logging.tensorboard=false", "--output-dir", folder,

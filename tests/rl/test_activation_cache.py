@@ -101,7 +101,7 @@ def test_two_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
     )
     one = [*map(str, flags), "--output-dir", str(tmp_path / "1")]
     assert main("a2c", "sequential", False, one) == 0
-    result = runs.run(
+    result = runs.call(
         "train.py --algorithm a2c --mode parallel", *flags, "--num-workers", 2, "--output-dir", tmp_path / "2"
     )
     assert result.returncode == 0, result.stderr

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlcb.errors import PeerLost, RunError
 from rlcb.parallel.gloo import NETWORK_THREAD, GlooCommunicator, use_loopback
 from rlcb.rl.communicator import Communicator
+from tests import runs
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -30,7 +30,7 @@ def rank_main(rank: int, port: int, what: str, results: Any) -> None:
 def two_ranks(what: str) -> list[Any]:
     """Run a function of this module in two processes and return what it gave, by rank."""
     use_loopback()
-    context = mp.get_context("spawn")
+    context = runs.worker_server()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     results = context.Queue()
     processes = [

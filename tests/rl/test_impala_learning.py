@@ -43,10 +43,10 @@ def test_the_image_environment_is_solved_by_actors_and_a_learner(tmp_path: Path,
     rewards: list[float] = []
     while len(rewards) < 2 and max(rewards, default=0.0) <= 9:
         folder = tmp_path / str(len(rewards))
-        result = runs.run(
+        result = runs.call(
             "train_impala_parallel.py", *IMAGE, "--set", "impala.num_actors=2",
             "--set", "impala.num_learners=1", "--set", f"impala.max_policy_lag={max_policy_lag}",
-            "--set", "impala.actor_nice=0", "--seed", 1 + len(rewards), "--output-dir", folder, timeout=110,
+            "--set", "impala.actor_nice=0", "--seed", 1 + len(rewards), "--output-dir", folder,
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
         assert max(row["impala/policy_lag_max"] for row in runs.rows(folder)) <= max_policy_lag

@@ -25,7 +25,7 @@ def final_reward(algorithm: str, mode: str, folder: Path, *flags: object) -> flo
     if mode == "sequential":
         assert main(algorithm, mode, False, [*map(str, flags), "--output-dir", str(folder)]) == 0
     else:
-        result = runs.run(f"train.py --algorithm {algorithm} --mode {mode}", *flags, "--output-dir", folder)
+        result = runs.call(f"train.py --algorithm {algorithm} --mode {mode}", *flags, "--output-dir", folder)
         assert result.returncode == 0, result.stderr
     return float(runs.record(folder)["performance"]["final_reward"])
 

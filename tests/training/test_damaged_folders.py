@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def resume(folder: Path) -> Any:
-    return runs.run("train_ppo_sequential.py", "--resume", "--output-dir", folder, "--total-timesteps", 1152)
+    return runs.call("train_ppo_sequential.py", "--resume", "--output-dir", folder, "--total-timesteps", 1152)
 
 
 def edit(folder: Path, section: str, key: str, value: object) -> None:

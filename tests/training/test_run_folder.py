@@ -106,7 +106,7 @@ def test_a_running_run_is_neither_resumed_nor_overwritten(
         runs.wait_for_rows(folder, 2)
         config = (folder / "config.yaml").read_bytes()
         for words in (("--resume", "--output-dir", folder), (*flags, "--overwrite")):
-            second = runs.run(script, *words)
+            second = runs.call(script, *words)
             assert second.returncode == 2, second.stderr
             last = second.stderr.splitlines()[-1]
             assert f"{folder} is in use by another run (process " in last
@@ -120,7 +120,7 @@ def test_a_running_run_is_neither_resumed_nor_overwritten(
     updates = [row["update"] for row in runs.rows(folder)]
     assert updates == sorted(set(updates))
     more = runs.rows(folder)[-1]["timesteps"] + 64
-    last = runs.run(script, "--resume", "--total-timesteps", more, "--output-dir", folder)
+    last = runs.call(script, "--resume", "--total-timesteps", more, "--output-dir", folder)
     assert last.returncode == 0, last.stderr
     assert runs.record(folder)["status"] == "completed"
 
