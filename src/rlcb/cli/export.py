@@ -1,4 +1,4 @@
-"""Command `rlcb export`: write a run's policy as a folder that a model hub takes."""
+"""Command `rlcb export`: write the policy of a run into a folder for a model hub."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ from rlcb.suggestion import did_you_mean
 
 COMMANDS = {
     "train": ("rlcb.cli.train", "train PPO, A2C, A3C or IMPALA in one process, several, or on several nodes"),
-    "join": ("rlcb.cli.join", "act for an IMPALA run on another machine, until it ends"),
+    "join": ("rlcb.cli.join", "lend the cores of this machine to an IMPALA run on another machine"),
     "evaluate": ("rlcb.cli.evaluate", "play episodes with a checkpoint, or with the random policy"),
     "compare": ("rlcb.cli.compare", "compare runs: statistics, tables, plots and an HTML page"),
     "benchmark": ("rlcb.cli.benchmark", "train, evaluate and compare algorithms x modes x games x seeds"),
     "tune": ("rlcb.cli.tune", "search hyperparameters with equal effort for each algorithm"),
     "plot": ("rlcb.cli.plot", "draw the training curves of a run"),
-    "export": ("rlcb.cli.export", "write a run's policy as a folder that a model hub takes"),
-    "status": ("rlcb.cli.status", "print how far runs and studies are, from their files"),
+    "export": ("rlcb.cli.export", "write the policy of a run into a folder for a model hub"),
+    "status": ("rlcb.cli.status", "print the progress of runs and studies, from their files"),
     "tensorboard": ("rlcb.cli.tensorboard", "show runs in the browser, under short names"),
     "profile": ("rlcb.cli.profile", "measure this machine and get advice on its settings"),
     "quick-test": ("rlcb.cli.quick_test", "check the installation in less than a minute"),
