@@ -142,9 +142,9 @@ def main() -> None:
     )
     rounds = counted(arguments.rounds, "round")
     title = (
-        f"IMPALA on {arguments.game}, {arguments.architecture} network, {ENVS} environments x {STEPS} steps for each "
-        f"actor, batches of {UNROLLS} unrolls: two hosts of a core each that share one machine, joined by a "
-        f"shaped link, {rounds} in turn of {SECONDS} s, without their first {WARM_SECONDS} s"
+        f"IMPALA on {arguments.game}, {arguments.architecture} network, {ENVS} environments x {STEPS} steps "
+        f"for each actor, batches of {UNROLLS} unrolls: two hosts of a core each that share one machine, "
+        f"joined by a shaped link, {rounds} in turn of {SECONDS} s, without their first {WARM_SECONDS} s"
     )
     medians = {name: statistics.median(rates) for name, rates in comparison.rates.items()}
     text = f"{title}\n\n{table(comparison, ALONE, 'timesteps/s')}"

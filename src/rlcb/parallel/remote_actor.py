@@ -88,7 +88,8 @@ class RemoteActor:
             writer.restart(self.begun)
         spaces = writer.spaces.to_dict()
         self.stream.send({"ready": {"spaces": spaces, "parameters": writer.num_parameters}})
-        compresses, seconds = None, 0.0
+        compresses: bool | None = None  # whether the last unroll was compressed
+        seconds = 0.0  # in which it was
         while True:
             with writer.timer("wait"), self.heartbeats.wait_for_others(self.rank):
                 permit = self._await_permit()
