@@ -107,24 +107,6 @@ def assert_reduction(found: dict[str, Any], wanted: str, output: str) -> None:
         assert found["gradient"]["bytes"] > 4 * 4000 > found["small"]["bytes"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("compression", ["bf16", "powersgd"])
-def test_ranks_that_exchange_compressed_gradients_learn_cartpole(compression: str, tmp_path: Path) -> None:
-    command = torchrun(
-        cluster_runs.PPO, "--env", "CartPole-v1", "--num-envs", 8, "--n-steps", 64, "--batch-size", 128,
-        "--n-epochs", 6, "--gamma", 0.98, "--learning-rate", 2e-3, "--set", "training.gae_lambda=0.9",
-        "--set", "training.ent_coef=0", "--set", f"cluster.compression={compression}",
-        "--set", "logging.tensorboard=false",
-        "--total-timesteps", 25_000, "--set", "logging.log_interval=20", "--output-dir", tmp_path / "run",
-    )  # fmt: skip
-    process = cluster_runs.start(command)
-    _, errors = process.communicate(timeout=140)
-    assert process.returncode == 0, errors
-    performance = runs.record(tmp_path / "run")["performance"]
-    assert performance["initial_reward"] < 60
-    assert performance["best_reward"] > 120
-
-
 def test_plain_scripts_inside_of_a_slurm_job_are_what_they_are_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

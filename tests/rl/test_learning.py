@@ -1,4 +1,7 @@
-"""Every algorithm and mode learns: an image environment with a CNN, CartPole with an MLP, fixed seeds."""
+"""Every algorithm learns: an image environment with a CNN, CartPole with an MLP, fixed seeds.
+
+tests/system/test_modes_learn.py trains PPO and A2C in the other modes, which compute the same.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +33,16 @@ def final_reward(algorithm: str, mode: str, folder: Path, *flags: object) -> flo
     return float(runs.record(folder)["performance"]["final_reward"])
 
 
+PPO_IMAGE = (
+    *(*IMAGE, "--n-steps", 32, "--batch-size", 128, "--n-epochs", 3, "--learning-rate", 1e-3),
+    *("--total-timesteps", 10_000),
+)
+A2C_IMAGE = (*IMAGE, "--n-steps", 8, "--learning-rate", 2e-3, "--total-timesteps", 16_000)
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", ["sequential", "parallel"])
-def test_ppo_solves_the_image_environment(tmp_path: Path, mode: str) -> None:
-    flags = (
-        *IMAGE, "--n-steps", 32, "--batch-size", 128, "--n-epochs", 3, "--learning-rate", 1e-3,
-        "--total-timesteps", 10_000,
-    )  # fmt: skip
-    workers = ("--num-workers", 2) if mode == "parallel" else ()
-    assert final_reward("ppo", mode, tmp_path / "run", *flags, *workers) > 9
+def test_ppo_solves_the_image_environment(tmp_path: Path) -> None:
+    assert final_reward("ppo", "sequential", tmp_path / "run", *PPO_IMAGE) > 9
 
 
 @pytest.mark.timeout(300)
@@ -51,13 +55,15 @@ def test_ppo_balances_the_pole(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("algorithm", "mode"), [("a2c", "sequential"), ("a2c", "parallel"), ("a3c", "parallel")]
-)
-def test_a2c_and_a3c_solve_the_image_environment(tmp_path: Path, algorithm: str, mode: str) -> None:
-    flags = (*IMAGE, "--n-steps", 8, "--learning-rate", 2e-3, "--total-timesteps", 16_000)
-    workers = ("--num-workers", 2) if mode == "parallel" else ()
-    rewards = [final_reward(algorithm, mode, tmp_path / "1", *flags, *workers)]
-    if algorithm == "a3c" and rewards[0] <= 9:  # no two of its runs are alike: one seed of two is enough
-        rewards.append(final_reward(algorithm, mode, tmp_path / "2", *flags, *workers, "--seed", 2))
+def test_a2c_solves_the_image_environment(tmp_path: Path) -> None:
+    assert final_reward("a2c", "sequential", tmp_path / "run", *A2C_IMAGE) > 9
+
+
+@pytest.mark.timeout(300)
+def test_a3c_solves_the_image_environment(tmp_path: Path) -> None:
+    """With one of two seeds: no two of its runs are alike."""
+    rewards: list[float] = []
+    while len(rewards) < 2 and max(rewards, default=0.0) <= 9:
+        flags = (*A2C_IMAGE, "--num-workers", 2, "--seed", 1 + len(rewards))
+        rewards.append(final_reward("a3c", "parallel", tmp_path / str(len(rewards)), *flags))
     assert max(rewards) > 9, rewards
