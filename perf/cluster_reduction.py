@@ -51,13 +51,17 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 ENVS, STEPS, BATCH, EPOCHS, UPDATES, WARM = 16, 32, 128, 2, 9, 1
 HIDDEN = {"nature": 512, "impala": 256}
-FEW_UPDATES = 3
+SHAPES = {"100mbit": ("8kb", "70ms"), "10mbit": ("2500", "250ms")}
+"""What slow links let pass at once after a pause: little, or it would take all of a sum in low rank. And how
+long packets may wait: so long that none of a long sum are lost."""
+FEW_UPDATES = 2
 """Updates of a run with --ways low_rank that sums whole gradients. Over 10 Mb/s, each takes 8 to 16 s."""
 
 
 def rows_of_run(rate: str, script: str, *flags: object) -> list[dict[str, Any]]:
     """Train on two hosts joined by a link of this rate, and return the rows of metrics.jsonl."""
-    with tempfile.TemporaryDirectory() as folder, two_hosts(rate) as (names, address):
+    shape = SHAPES.get(rate, ())
+    with tempfile.TemporaryDirectory() as folder, two_hosts(rate, *shape) as (names, address):
         with Nodes(address, names) as nodes:
             output = ("--set", "logging.tensorboard=false", "--output-dir", Path(folder) / "run")
             nodes.start(script, *flags, *output)

@@ -162,8 +162,14 @@ def call(*words: object) -> None:
 
 
 @contextlib.contextmanager
-def two_hosts(rate: str = "1gbit") -> Iterator[tuple[tuple[str, str], str]]:
-    """Two network namespaces joined by a link of `rate`; gives their names and the first one's address."""
+def two_hosts(
+    rate: str = "1gbit", burst: str = "256kb", latency: str = "50ms"
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """Two network namespaces joined by a link of `rate`; gives their names and the first one's address.
+
+    After a pause, the link lets `burst` pass at once; what would wait longer than `latency` is lost. Rate,
+    burst and latency are words of tc.
+    """
     require_real(missing_for_namespaces())
     names, links = (f"rlcb-{os.getpid()}-a", f"rlcb-{os.getpid()}-b"), ("veth-a", LINK_B)
     try:
@@ -175,7 +181,7 @@ def two_hosts(rate: str = "1gbit") -> Iterator[tuple[tuple[str, str], str]]:
             call("ip", "-n", name, "address", "add", f"10.98.7.{number}/24", "dev", link)
             for each in ("lo", link):
                 call("ip", "-n", name, "link", "set", each, "up")
-            shape = ("tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+            shape = ("tbf", "rate", rate, "burst", burst, "latency", latency)
             call("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", link, "root", *shape)
         yield names, "10.98.7.1"
     finally:
