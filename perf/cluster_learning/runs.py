@@ -25,7 +25,7 @@ from perf.cluster_learning.ways import (
 )
 from perf.cluster_scaling.link import hosts
 from tests import runs
-from tests.cluster_runs import Nodes
+from tests.cluster_runs import Nodes, own_address
 
 WARM = 1  # updates that are not measured
 MEASURED = {"1gbit": 8, "100mbit": 4, "10mbit": 2}  # updates, at least
@@ -39,7 +39,7 @@ def train(
     """Train on `ranks` nodes of one rank each; return the rows of metrics.jsonl. Without a link, all nodes
     are this machine."""
     with ExitStack() as stack:
-        names, address = ("",) * ranks, "127.0.0.1"
+        names, address = ("",) * ranks, own_address()
         if link is not None:
             place = stack.enter_context(hosts(ranks, RATES[link]))
             names, address = place.names, place.addresses[0]
