@@ -32,8 +32,8 @@ def draw(composed: Sequence[Composed], env: str, path: Path) -> None:
     ranks = list(dict.fromkeys(each for each, _ in found))
     links = list(dict.fromkeys(each for _, each in found))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.4 * (1 + len(links)), 1.6 + 3.9 * len(ranks)))
-        top = 1 - 1.35 / figure.get_figheight()
+        figure = Figure(figsize=(5.4 * (1 + len(links)), 1.8 + 3.9 * len(ranks)))
+        top = 1 - 1.55 / figure.get_figheight()
         figure.subplots_adjust(left=0.05, right=0.985, bottom=0.09, top=top, wspace=0.16, hspace=0.38)
         axes = figure.subplots(len(ranks), 1 + len(links), sharey=True, squeeze=False)
         for row, count in zip(axes, ranks):
@@ -93,7 +93,8 @@ def draw_clock(axes: Axes, ways: Sequence[Composed], title: str) -> None:
     axes.axvline(until / 60, color=GREY, linewidth=0.8, linestyle=":")
     for each in ways:
         draw_line(axes, each.seconds / 60, each)
-    axes.set_xlim(0, SHOWN * until / 60)
+    longest = max(float(each.seconds[-1]) for each in ways)
+    axes.set_xlim(0, min(SHOWN * until, 1.05 * longest) / 60)
     axes.set_title(title, loc="left")
     axes.set_xlabel("minutes (composed)")
 

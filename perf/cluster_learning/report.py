@@ -27,10 +27,12 @@ class Composed:
     """Timesteps per second of each round."""
     every: int | None
     """Updates between two averages."""
+    total: int
+    """Timesteps of a whole run."""
     timesteps: NDArray[np.float64]
     """By update, (U,)."""
     returns: NDArray[np.float64]
-    """(seeds, U); NaN before the first episode ended."""
+    """(seeds, U); NaN before the first episode ended. No seeds: there is no curve yet."""
 
     @property
     def way(self) -> Way:
@@ -43,6 +45,10 @@ class Composed:
     @property
     def rate(self) -> float:
         return statistics.median(self.rates)
+
+    @property
+    def has_curve(self) -> bool:
+        return len(self.returns) > 0
 
     @property
     def mean(self) -> NDArray[np.float64]:
@@ -62,14 +68,15 @@ class Composed:
         return float(found)
 
 
-def compose(cells: Sequence[dict[str, Any]]) -> list[Composed]:
-    """Return the cells that have both a speed and curves."""
+def compose(cells: Sequence[dict[str, Any]], total: int) -> list[Composed]:
+    """Return the cells that have a speed. `total` is the timesteps of a whole run."""
     found = []
     for cell in cells:
-        if not cell["speeds"] or not cell["curves"]:
+        if not cell["speeds"]:
             continue
         every = [speed["every"] for speed in cell["speeds"]]
         returns = [curve["returns"] for curve in cell["curves"]]
+        timesteps = cell["curves"][0]["timesteps"] if returns else []
         found.append(
             Composed(
                 cell["way"],
@@ -77,7 +84,8 @@ def compose(cells: Sequence[dict[str, Any]]) -> list[Composed]:
                 cell["link"],
                 [speed["fps"] for speed in cell["speeds"]],
                 None if every[0] is None else int(statistics.median_low(every)),
-                np.array(cell["curves"][0]["timesteps"], float),
+                total,
+                np.array(timesteps, float),
                 np.array(returns, float),  # None becomes NaN
             )
         )
@@ -94,24 +102,27 @@ def panels(composed: Sequence[Composed]) -> dict[tuple[int, str], list[Composed]
 
 def horizon(ways: Sequence[Composed]) -> float:
     """Return the seconds that the fastest way needs for all timesteps."""
-    return min(float(each.seconds[-1]) for each in ways)
+    return min(each.total / each.rate for each in ways)
 
 
 def table(ways: Sequence[Composed]) -> str:
     """Return one panel's table."""
     until, base = horizon(ways), ways[0]
-    seeds = max(len(each.returns) for each in ways)
     lines = [
-        f"| way | timesteps/s | range | ratio | all timesteps, s | return then | range of {seeds} seeds | "
+        "| way | timesteps/s | range | ratio | all timesteps, s | return then, by seed | mean over the run | "
         f"return after {until:.0f} s |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for each in ways:
-        last, after = each.returns[:, -1], each.return_after(until)
+        then, whole, after = "not run", "not run", "not run"
+        if each.has_curve:
+            then = ", ".join(f"{value:.2f}" for value in each.returns[:, -1])
+            whole = ", ".join(f"{value:.2f}" for value in np.nanmean(each.returns, axis=1))
+            later = each.return_after(until)
+            after = "none yet" if np.isnan(later) else f"{later:.2f}"
         lines.append(
             f"| {each.name} | {each.rate:,.0f} | {min(each.rates):,.0f} to {max(each.rates):,.0f} | "
-            f"{each.rate / base.rate:.2f} | {each.seconds[-1]:,.0f} | {last.mean():.2f} | "
-            f"{last.min():.2f} to {last.max():.2f} | {'none yet' if np.isnan(after) else f'{after:.2f}'} |"
+            f"{each.rate / base.rate:.2f} | {each.total / each.rate:,.0f} | {then} | {whole} | {after} |"
         )
     return "\n".join(lines)
 
@@ -138,8 +149,8 @@ def check_lines(checks: Sequence[dict[str, Any]], composed: Sequence[Composed]) 
         lines.append(
             f"- {way.name}, {check['ranks']} ranks, {LINK_NAMES[check['link']]}: {seconds:.0f} s for "
             f"{real['timesteps'][-1]:,} timesteps, composed {predicted:.0f} s "
-            f"({predicted / seconds - 1:+.0%}); its returns and those of the run without a link differ by at "
-            f"most {largest:.2g}"
+            f"({predicted / seconds - 1:+.0%}); its returns and those of the run without a link "
+            + (f"differ by at most {largest:.2g}" if largest else "are equal")
         )
     return lines
 
@@ -163,9 +174,9 @@ def write(data: dict[str, Any]) -> None:
     """Write table, picture and numbers to perf/results/cluster_learning.*"""
     from perf.cluster_learning.figure import draw
 
-    composed = compose(data["cells"])
+    composed = compose(data["cells"], data["timesteps"])
     if not composed:
-        raise SystemExit("perf.cluster_learning: nothing has both a speed and a curve yet")
+        raise SystemExit("perf.cluster_learning: no speed was measured yet")
     parts = [
         f"PPO on {data['env']}, Nature CNN, {ENVS} environments x {STEPS} steps in total, minibatches of "
         f"{BATCH}, {EPOCHS} epochs; one rank of one thread on each host. All hosts are network namespaces of "
@@ -178,4 +189,4 @@ def write(data: dict[str, Any]) -> None:
     if data["checks"]:
         parts.append("Whole runs over the link:\n\n" + "\n".join(check_lines(data["checks"], composed)))
     save(NAME, "\n\n".join(parts), data)
-    draw(composed, data["env"], RESULTS / f"{NAME}.png")
+    draw([each for each in composed if each.has_curve], data["env"], RESULTS / f"{NAME}.png")

@@ -42,7 +42,13 @@ WAYS = {
         ("cluster.compression=bf16", "cluster.overlap=true"),
         needs_ranks=False,
     ),
-    "powersgd": Way("PowerSGD, rank 4", PURPLE, ("cluster.compression=powersgd", "cluster.powersgd_rank=4")),
+    # PowerSGD is linear in the gradients of the ranks, so it is that of their sum, however many there are.
+    "powersgd": Way(
+        "PowerSGD, rank 4",
+        PURPLE,
+        ("cluster.compression=powersgd", "cluster.powersgd_rank=4"),
+        needs_ranks=False,
+    ),
     "every1": Way("averages every update", GREEN, every=1),
     "every4": Way("averages every 4 updates", VERMILION, every=4),
     "auto": Way("averages, auto", "#B58900", every="auto"),

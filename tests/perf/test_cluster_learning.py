@@ -35,12 +35,20 @@ CELLS = [
 ]
 
 
-def test_a_way_without_a_speed_or_without_a_curve_is_left_out() -> None:
-    assert [each.key for each in compose(CELLS)] == ["plain", "auto"]
+def test_a_way_without_a_speed_is_left_out_and_one_without_a_curve_has_no_return() -> None:
+    found = compose(CELLS, 300)
+    assert [(each.key, each.has_curve) for each in found] == [
+        ("plain", True),
+        ("auto", True),
+        ("every4", False),
+    ]
+    assert (
+        table(found).splitlines()[-1].endswith("| 50 | 50 to 50 | 5.00 | 6 | not run | not run | not run |")
+    )
 
 
 def test_wall_clock_is_timesteps_by_the_median_speed() -> None:
-    plain, auto = compose(CELLS)
+    plain, auto, _ = compose(CELLS, 300)
     assert plain.seconds.tolist() == [10, 20, 30]
     assert auto.seconds.tolist() == [2, 4, 6]
     assert horizon([plain, auto]) == 6
@@ -48,7 +56,7 @@ def test_wall_clock_is_timesteps_by_the_median_speed() -> None:
 
 
 def test_the_return_after_some_seconds_lies_on_the_mean_curve_of_the_seeds() -> None:
-    plain, auto = compose(CELLS)
+    plain, auto, _ = compose(CELLS, 300)
     assert math.isnan(plain.return_after(6))  # its first update ends after 10 s
     assert plain.return_after(15) == pytest.approx((1 + 4) / 2)
     assert plain.return_after(1000) == 6
@@ -58,21 +66,21 @@ def test_the_return_after_some_seconds_lies_on_the_mean_curve_of_the_seeds() -> 
 
 
 def test_the_table_shows_both_parts_and_what_is_composed() -> None:
-    ((_, ways),) = panels(compose(CELLS)).items()
-    header, _, plain, auto = table(ways).splitlines()
+    ((_, ways),) = panels(compose(CELLS, 300)).items()
+    header, _, plain, auto, _ = table(ways).splitlines()
     assert "return after 6 s" in header
     assert [part.strip() for part in plain.split("|")[1:-1]] == [
-        *("one all-reduce", "10", "9 to 14", "1.00", "30", "6.00", "6.00 to 6.00", "none yet"),
+        *("one all-reduce", "10", "9 to 14", "1.00", "30", "6.00", "3.67", "none yet"),
     ]
     assert [part.strip() for part in auto.split("|")[1:-1]] == [
-        *("averages, auto (9)", "50", "40 to 60", "5.00", "6", "5.00", "4.00 to 6.00", "5.00"),
+        *("averages, auto (9)", "50", "40 to 60", "5.00", "6", "4.00, 6.00", "3.00, 3.67", "5.00"),
     ]
 
 
 def test_a_real_run_over_the_link_is_compared_with_the_composition() -> None:
     real = {**SLOW, "seconds": [9.0, 18.0, 25.0], "returns": [None, 4.5, 6.0]}
     check = {"way": "plain", "ranks": 2, "link": "10mbit", "real": real, "without_link": SLOW}
-    (line,) = check_lines([check], compose(CELLS))
+    (line,) = check_lines([check], compose(CELLS, 300))
     assert "25 s for 300 timesteps, composed 30 s (+20%)" in line
     assert line.endswith("differ by at most 0.5")
 
@@ -139,7 +147,7 @@ def test_the_report_is_written_from_what_the_folder_holds(
     text = (tmp_path / "results" / "cluster_learning.md").read_text()
     assert "### 2 ranks, 100 Mb/s" in text and "### 4 ranks, 10 Mb/s" in text
     assert (
-        "| averages every 4 updates | 2,048 | 2,048 to 2,048 | 2.00 | 3 | 3.50 | 3.00 to 4.00 | 3.50 |"
+        "| averages every 4 updates | 2,048 | 2,048 to 2,048 | 2.00 | 3 | 3.00, 4.00 | 2.00, 2.33 | 3.50 |"
         in text
     )
     assert "6 s for 6,144 timesteps, composed 6 s (+0%)" in text
