@@ -1,7 +1,8 @@
 """The configuration of a run: typed, validated, frozen.
 
 Unknown keys, wrong types and impossible combinations are errors that name the key, the value and the rule.
-config/settings.py describes each setting; config/yaml_file.py reads and writes configurations.
+config/settings.py and config/logging_settings.py describe each setting; config/yaml_file.py reads and writes
+configurations.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from rlcb.config.algorithms import ALGORITHMS, Algorithm, AlgorithmName, Mode
 from rlcb.config.games import procgen_game
+from rlcb.config.logging_settings import LoggingConfig
 from rlcb.config.settings import (
     ClusterConfig,
     EnvConfig,
     HardwareConfig,
     ImpalaConfig,
-    LoggingConfig,
     ModelConfig,
     ParallelConfig,
     TrainingConfig,

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from rlcb.config.algorithms import ALGORITHMS, WHY_NOT, AlgorithmName, Mode
 from rlcb.config.budget import require_one_budget, with_default_budget
 from rlcb.config.games import canonical_id, procgen_game
-from rlcb.config.settings import TrackerName
+from rlcb.config.logging_settings import TrackerName
 from rlcb.config.sourced import source_in
 from rlcb.config.validation import describe_validation_error
 from rlcb.config.values import Count, Hours, NonNegative, Once, Pause, Section

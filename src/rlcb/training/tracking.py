@@ -22,7 +22,7 @@ from typing import Any
 
 from rlcb.config.config import Config
 from rlcb.config.games import procgen_game
-from rlcb.config.settings import LoggingConfig
+from rlcb.config.logging_settings import LoggingConfig
 from rlcb.errors import UsageError
 from rlcb.files import read_json
 from rlcb.paths import IMPORT_ROOT
