@@ -23,7 +23,7 @@ from perf.cluster_learning.ways import (
     flags_of,
     settings_of,
 )
-from perf.cluster_scaling.link import hosts
+from perf.cluster_scaling.link import SHAPES, hosts
 from tests import runs
 from tests.cluster_runs import Nodes, own_address
 
@@ -41,7 +41,7 @@ def train(
     with ExitStack() as stack:
         names, address = ("",) * ranks, own_address()
         if link is not None:
-            place = stack.enter_context(hosts(ranks, RATES[link]))
+            place = stack.enter_context(hosts(ranks, RATES[link], shape=SHAPES.get(RATES[link])))
             names, address = place.names, place.addresses[0]
         nodes = stack.enter_context(Nodes(address, names))
         budget = ("--env", env, "--total-timesteps", updates * UPDATE, "--output-dir", folder)

@@ -26,6 +26,10 @@ PREFIX = "rlcs"  # of the names of all that is made here; the number of the proc
 
 START_SECONDS = 10.0
 
+SHAPES = {1e8: (8_000, "70ms"), 1e7: (2_500, "250ms")}
+"""For slow links, by rate: bytes that pass at once after a pause, and how long packets may wait. The first
+is little, or it takes all of a short message; the second is so long that no part of a long one is lost."""
+
 
 @dataclass(frozen=True)
 class Hosts:
@@ -49,10 +53,13 @@ def require_namespaces() -> None:
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate: float, delay: float = 0.0) -> Iterator[Hosts]:
+def hosts(
+    count: int, rate: float, delay: float = 0.0, shape: tuple[int, str] | None = None
+) -> Iterator[Hosts]:
     """`count` hosts with links of `rate` bits per second (infinite: no limit) and `delay` seconds one way.
 
-    With a delay there can be two hosts. They are gone at the exit, whatever happens inside.
+    With a delay there can be two hosts. They are gone at the exit, whatever happens inside. `shape` is the
+    burst and the latency of a link without a delay (SHAPES).
     """
     if delay and count != 2:
         raise ValueError(f"a delay is between two hosts, not {count}")
@@ -68,7 +75,7 @@ def hosts(count: int, rate: float, delay: float = 0.0) -> Iterator[Hosts]:
         if delay:
             stack.enter_context(_joined_by_program(names, rate, delay))
         else:
-            _join_by_switch(switch, names, rate)
+            _join_by_switch(switch, names, rate, shape)
         for name, address in zip(names, addresses):
             call("ip", "-n", name, "address", "add", f"{address}/24", "dev", LINK)
             call("ip", "-n", name, "link", "set", LINK, "up")
@@ -87,7 +94,7 @@ def this_machine(count: int) -> Hosts:
     return Hosts(("",) * count, ("127.0.0.1",) * count, "lo")
 
 
-def _join_by_switch(switch: str, names: tuple[str, ...], rate: float) -> None:
+def _join_by_switch(switch: str, names: tuple[str, ...], rate: float, shape: tuple[int, str] | None) -> None:
     call("ip", "netns", "add", switch)
     call("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
     call("ip", "-n", switch, "link", "set", "switch", "up")
@@ -98,9 +105,9 @@ def _join_by_switch(switch: str, names: tuple[str, ...], rate: float) -> None:
         call("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
         if math.isfinite(rate):
             # A burst of a tenth of a millisecond, but no less than the largest packet, which would be cut up.
-            burst = max(66_000, int(rate / 8 * 1e-4))
-            shape = ("tbf", "rate", f"{rate:.0f}bit", "burst", burst, "latency", "50ms")
-            call("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", LINK, "root", *shape)
+            burst, latency = shape or (max(66_000, int(rate / 8 * 1e-4)), "50ms")
+            words = ("tbf", "rate", f"{rate:.0f}bit", "burst", burst, "latency", latency)
+            call("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", LINK, "root", *words)
 
 
 @contextlib.contextmanager
