@@ -107,10 +107,15 @@ class PowerSGD:
         for part, values in zip(self.whole, _parts(self.first_whole, sizes), strict=True):
             vector[part] = values
 
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes of the two vectors that are summed instead of the whole one."""
+        return self.first.nbytes + self.q.nbytes
+
     def describe(self) -> str:
-        """Return the rank, and the bytes of the vectors that are summed instead of the whole one."""
-        sent = self.first.nbytes + self.q.nbytes
-        return f"powersgd of rank {self.rank}: {sent / 1e3:,.1f} instead of {4 * self.size / 1e3:,.1f} kB"
+        """Return the rank, and the bytes of a sum."""
+        sent = self.bytes_sent / 1e3
+        return f"powersgd of rank {self.rank}: {sent:,.1f} instead of {4 * self.size / 1e3:,.1f} kB"
 
 
 def _parts(vector: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
