@@ -115,8 +115,8 @@ def main() -> None:
     title = (
         f"PPO on {arguments.env}, {arguments.architecture} network, {ENVS} environments x {STEPS} steps, "
         f"minibatches of {BATCH}, {EPOCHS} epochs: medians over the gradients of updates {WARM + 1} "
-        f"to {arguments.updates}. What a sum misses, and what no sum has applied yet, as shares of the norm of the "
-        "gradient"
+        f"to {arguments.updates}. What a sum misses, and what no sum has applied yet, as shares of "
+        "the norm of the gradient"
     )
     data = {str(rank): vars(found) for rank, found in shadow.misses.items()}
     text = f"{title}\n\n{table(shadow, WARM * per_update)}"
