@@ -234,3 +234,23 @@ def test_runs_left_out_for_one_reason_are_listed_together(tmp_path: Path) -> Non
     skipped = [LostRun(Path(name), "damaged" if name == "b" else "it has not begun") for name in "abc"]
     (found,) = differences(group, skipped)
     assert found == ("runs left out", "a, c: it has not begun; b: damaged")
+
+
+def test_numbers_of_actors_that_were_chosen_before_each_run(tmp_path: Path) -> None:
+    groups = group_runs(
+        [
+            (0, load_run(impala_run(tmp_path / f"{seed}", seed, actors, 2)))
+            for seed, actors in ((1, 2), (2, 4), (3, 2))
+        ]
+    )
+    (found,) = [each for each in differences(groups) if "num_" in each.text]
+    assert found.aspect == "hyperparameters"
+    assert found.text == "num_actors: 2, 4, 2 in IMPALA parallel, chosen by a measurement before each run"
+
+
+def impala_run(folder: Path, seed: int, actors: int, learners: int) -> Path:
+    """Write a run whose numbers of processes were chosen by a measurement."""
+    settings = {"impala.num_actors": actors, "impala.num_learners": learners}
+    record = {"impala": {"calibration": {"chosen": ["num_actors", "num_learners"]}}}
+    rows = line(1, 2, 1000, 100)
+    return write_run(folder, rows, "impala", "parallel", seed=seed, settings=settings, record=record)

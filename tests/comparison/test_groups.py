@@ -73,6 +73,26 @@ def test_runs_that_other_hosts_joined_are_groups_of_their_own(make: Any) -> None
     ]
 
 
+def chosen(**numbers: int) -> dict[str, Any]:
+    """What a run of IMPALA has if a measurement chose these settings."""
+    settings = {f"impala.{key}": number for key, number in numbers.items()}
+    return {"settings": settings, "record": {"impala": {"calibration": {"chosen": list(numbers)}}}}
+
+
+def test_numbers_of_processes_that_a_measurement_chose_do_not_separate_seeds(make: Any) -> None:
+    given = {"settings": {"impala.num_actors": 4, "impala.num_learners": 2}}
+    runs = [
+        make("impala", "parallel", seed=1, **chosen(num_actors=2, num_learners=2)),
+        make("impala", "parallel", seed=2, **chosen(num_actors=4, num_learners=2)),
+        make("impala", "parallel", seed=1, **given),
+    ]
+    assert shape(group_runs(runs)) == [
+        ("IMPALA parallel, auto actors", "coinrun", [1, 2]),
+        ("IMPALA parallel, 4 actors", "coinrun", [1]),
+    ]
+    assert shape(group_runs(runs[:2])) == [("IMPALA parallel", "coinrun", [1, 2])]
+
+
 def test_elastic_runs_are_named(make: Any) -> None:
     elastic = {"cluster.elastic": True}
     runs = [make("impala", "distributed", seed=1), make("impala", "distributed", seed=1, settings=elastic)]

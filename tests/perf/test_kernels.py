@@ -1,10 +1,13 @@
-"""perf.kernels: the parts of a pass that it measures are those of the network."""
+"""perf.kernels measures the parts of the network's passes; perf.kernels_learning compares returns."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 
+from perf import kernels_learning
 from perf.kernels import SPACES, NatureParts
 from rlcb.config.settings import ModelConfig
 from rlcb.kernels.build import KernelsUnavailable, find_compiler
@@ -43,3 +46,28 @@ def test_every_part_runs() -> None:
     model = make_model(ModelConfig(architecture="nature"), SPACES, 0, "native")
     for part in NatureParts(model).all().values():
         part()
+
+
+def test_learning_with_both_kernels_is_compared_by_welchs_test() -> None:
+    """Checked against scipy: ttest_ind(native, torch, equal_var=False) and its confidence interval."""
+    values = {
+        "starpilot": {"native": [2.0, 2.5, 3.0], "torch": [2.2, 2.4, 2.9]},
+        "coinrun": {"native": [5.0, 6.0, 7.0], "torch": [1.0, 1.5, 2.0]},
+    }
+    lines = kernels_learning.describe("nature", values).splitlines()
+    for line, game in zip(lines[4:6], values, strict=True):
+        test = scipy.stats.ttest_ind(*values[game].values(), equal_var=False)
+        low, high = test.confidence_interval()
+        difference = np.mean(values[game]["native"]) - np.mean(values[game]["torch"])
+        cells = [cell.strip() for cell in line.split("|")]
+        assert cells[1] == game
+        assert cells[4] == f"{difference:+.2f} [{low:+.2f}, {high:+.2f}]"
+        # Holm: the smaller of two p values counts twice.
+        p = 2 * test.pvalue if game == "coinrun" else test.pvalue
+        assert cells[5] == f"{p:.2f}"
+    assert lines[6].startswith("| mean of the games | 4.25 | 2.00 | +2.25 [")
+
+
+def test_the_value_of_a_run_is_the_return_over_the_second_half_of_its_timesteps() -> None:
+    rows = [{"timesteps": 10 * n, "rollout/ep_reward_mean": float(n)} for n in (1, 2, 3, 4)]
+    assert kernels_learning.value_of(rows) == 3.5

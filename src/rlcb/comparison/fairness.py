@@ -8,7 +8,15 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from rlcb.comparison.folders import Logged, logged
-from rlcb.comparison.groups import APART, ATARI_DEFAULTS, Group, game_name, parts_of, variant_settings
+from rlcb.comparison.groups import (
+    APART,
+    ATARI_DEFAULTS,
+    Group,
+    chosen_settings,
+    game_name,
+    parts_of,
+    variant_settings,
+)
 from rlcb.comparison.lost import LostRun
 from rlcb.comparison.runs import Run, as_number, dig
 from rlcb.processes.machine_load import BUSY_PERCENT
@@ -141,6 +149,7 @@ def _settings(groups: Sequence[Group]) -> Iterator[Difference]:
         values = by_value(concerned, value)
         if len(values) > 1:
             found.setdefault(section, []).append(_sentence(key.split(".", 1)[1], values))
+    found.setdefault("hyperparameters", []).extend(_chosen(groups))
     for section in (
         "environment",
         "levels",
@@ -152,6 +161,18 @@ def _settings(groups: Sequence[Group]) -> Iterator[Difference]:
     ):
         for text in found.get(section, []):
             yield Difference(section, text)
+
+
+def _chosen(groups: Sequence[Group]) -> Iterator[str]:
+    """Describe the settings for which the measurements before the runs of a group chose several values."""
+    for group in groups:
+        values: dict[str, list[str]] = {}
+        for run in group.runs:
+            for key in chosen_settings(run):
+                values.setdefault(key, []).append(str(run.setting(f"impala.{key}")))
+        for key, each in values.items():
+            if len(set(each)) > 1:
+                yield f"{key}: {', '.join(each)} in {group.label}, chosen by a measurement before each run"
 
 
 def _hardware(groups: Sequence[Group]) -> Iterator[Difference]:

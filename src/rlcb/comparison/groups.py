@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcb.comparison.lost import LostRun
-from rlcb.comparison.runs import Run
+from rlcb.comparison.runs import Run, dig
 from rlcb.config.algorithms import ALGORITHMS, MODES
 from rlcb.config.games import procgen_game
 from rlcb.config.settings import AtariOptions
@@ -37,6 +37,7 @@ APART = (
     "impala.compress_unrolls",
 )
 NODES = "cluster.num_nodes"
+CHOSEN = "auto"  # what the program chose for one run by a measurement, as the number of IMPALA's actors
 JOINED = "hardware.joined_hosts"
 """The number of other hosts whose actors took part in a run; no setting, but it defines a variant as well."""
 # Settings that older runs did not record, with the value that these runs had.
@@ -164,9 +165,18 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def variant_settings(run: Run) -> dict[str, Any]:
-    """Return the settings that define the variant of a run, by dotted key, and JOINED if others joined it."""
+    """Return the settings that define the variant of a run, by dotted key, and JOINED if others joined it.
+
+    Numbers of processes that a measurement before the run chose are CHOSEN, for another seed may get others.
+    """
     settings, joined = _variant(run.record["config"], run.algorithm, run.mode), joined_hosts(run)
+    settings |= {f"impala.{key}": CHOSEN for key in chosen_settings(run)}
     return {**settings, JOINED: joined} if joined else settings
+
+
+def chosen_settings(run: Run) -> list[str]:
+    """Return the settings of a run of IMPALA that a measurement before the run chose."""
+    return list(dig(run.record, "impala.calibration.chosen") or ())
 
 
 def joined_hosts(run: Run) -> int:

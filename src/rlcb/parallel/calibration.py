@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from rlcb.training.base import LearningProcess
 
 KEYS = ("num_actors", "num_learners")  # settings that a calibration finds
-ACT_SECONDS, LEARN_SECONDS = 0.7, 1.5
+ACT_SECONDS, LEARN_SECONDS = 0.5, 1.5
+PASSES = (
+    2  # over the sizes of actors; the faster one counts, so another program that computes briefly does not
+)
 START_SECONDS = 120.0  # for all of it
 CROWDED = 0.05  # share by which more actors than cores must be faster; smaller differences are noise
 MAX_SIZES = 3  # numbers of environments per actor that are measured
@@ -46,6 +49,8 @@ class Calibration:
     """The predicted speed of one node with these numbers."""
     limit: float
     """The timesteps per second of one node whose cores never idle."""
+    chosen: Sequence[str] = ()
+    """The settings that the measurement decided, of KEYS. Older runs did not record them."""
 
     def describe(self) -> str:
         """Return the measured times, the numbers and the predicted speed in words."""
@@ -109,7 +114,8 @@ def fastest_split(
     )
     actors, learners = max(splits, key=promise)
     busy = cores / (act_seconds[config.envs_per_node // actors] + learn_seconds)
-    return Calibration(cores, act_seconds, learn_seconds, actors, learners, predicted(actors, learners), busy)
+    fps, chosen = predicted(actors, learners), [key for key in KEYS if getattr(config.impala, key) is None]
+    return Calibration(cores, act_seconds, learn_seconds, actors, learners, fps, busy, chosen)
 
 
 def calibrate(config: Config, check_stop: Callable[[], None]) -> tuple[Config, Calibration]:
@@ -120,14 +126,15 @@ def calibrate(config: Config, check_stop: Callable[[], None]) -> tuple[Config, C
     """
     cores = cpu.usable_cores()
     sizes = [config.envs_per_node // actors for actors in candidates(config, cores)]
-    tuned, act = config.hardware.tune_allocator, {}
+    act: dict[int, float] = {}
+    tuned = config.hardware.tune_allocator
     advice = "; with impala.num_actors and impala.num_learners nothing has to be measured"
     with Measurers(
         cores, f"{__name__}:ActorBench", (config,), check_stop, tuned, START_SECONDS, advice
     ) as measurers:
-        for size in sizes:
+        for size in PASSES * sizes:
             measurers.ask("begin", size)
-            act[size] = statistics.fmean(measurers.ask("act"))
+            act[size] = min(act.get(size, math.inf), statistics.fmean(measurers.ask("act")))
         microbatch_size, *_ = measurers.ask("prepare_learning")
         learn = statistics.fmean(measurers.ask("learn"))
     chosen = fastest_split(config, cores, act, learn, microbatch_size)

@@ -272,6 +272,6 @@ def network_of(config: Config, facts: Mapping[str, Any]) -> Network:
     """Return the description of the network from what a bench says of it."""
     shape = tuple(facts["observation_shape"])
     model = resolved_model(config.model, len(shape) == 3)
-    keys = ("num_actions", "parameters", "forward_flops", "forward_backward_flops", "activation_bytes")
-    values = {key: facts[key] for key in keys}
+    measured = Network.model_fields.keys() - {"model", "name", "observation_shape"}
+    values = {key: facts[key] for key in measured}
     return Network(model=model, name=model.architecture, observation_shape=shape, **values)
