@@ -85,6 +85,20 @@ def test_the_first_process_continues_the_sum_before_others_read_it(size: int) ->
         assert torch.equal(found, torch.full((size,), 30.0))
 
 
+def test_the_first_process_gets_the_bytes_of_all_unless_some_do_not_fit() -> None:
+    def work(summation: SharedSum) -> list[Any]:
+        rank, gathered = summation.rank, []
+        for turn in range(20):  # a process must not overwrite what the first one still reads
+            gathered.append(summation.gather(bytes([turn, rank]) * (rank + turn), nothing))
+        gathered.append(summation.gather(bytes(LONGEST if rank == 1 else 3), nothing))
+        return [*gathered, summation.sum_(torch.ones(4), nothing).tolist()]
+
+    first, *others = in_threads(3, work)
+    assert first[:20] == [[bytes([turn, rank]) * (rank + turn) for rank in range(3)] for turn in range(20)]
+    assert first[20:] == [None, [3.0] * 4]
+    assert all(each == [*[[]] * 20, None, [3.0] * 4] for each in others)
+
+
 def test_what_does_not_fit_is_not_taken() -> None:
     summation = SharedSum(bytearray(memory_bytes(2, 400)), 0, 2)
     assert summation.fits(torch.zeros(100))

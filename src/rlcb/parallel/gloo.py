@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -103,6 +104,11 @@ class GlooCommunicator(Communicator):
         self.sum_(torch.zeros(1))
 
     def gather(self, value: Any) -> list[Any] | None:
+        if self.check is not None and self.shared_sum is not None:
+            with self.around_wait():
+                parts = self.shared_sum.gather(pickle.dumps(value), self.check)
+            if parts is not None:
+                return [pickle.loads(part) for part in parts] if self.is_main else None
         values: list[Any] | None = [None] * self.world_size if self.is_main else None
         self._call(dist.gather_object, value, values)
         return values

@@ -1,4 +1,4 @@
-"""Sums of vectors over the processes of one machine, through memory that they share.
+"""Sums of vectors, and reports to the first process, through memory that the processes of a machine share.
 
 Every process copies its vector into a row of its own, waits for the others, adds its part of all rows, and
 reads the whole result once all parts are complete. A short vector is added by the first process alone, which
@@ -115,6 +115,23 @@ class SharedSum:
         self._meet(check, finish)
         flat.copy_(result)
         return tensor
+
+    def gather(self, data: bytes, check: Callable[[], None]) -> list[bytes] | None:
+        """Return the bytes of all processes in the first one, an empty list in the others.
+
+        None in every process if somebody's bytes do not fit. `check` is that of `sum_`.
+        """
+        rows = self._rows[:-1].numpy()
+        sizes, contents = rows[:, :LINE].view(np.int64)[:, 0], rows[:, LINE:]
+        sizes[self.rank] = len(data)
+        if len(data) <= contents.shape[1]:
+            contents[self.rank, : len(data)] = np.frombuffer(data, np.uint8)
+        self._meet(check)
+        fit, parts = int(sizes.max()) <= contents.shape[1], []
+        if fit and self.rank == 0:
+            parts = [row[:size].tobytes() for row, size in zip(contents, sizes, strict=True)]
+        self._meet(check)  # from here on the rows may be written again
+        return parts if fit else None
 
     def _meet(self, check: Callable[[], None], alone: Callable[[], None] | None = None) -> None:
         """Wait until all processes have come. The first one calls `alone` before the others go on."""
