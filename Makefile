@@ -69,7 +69,7 @@ install: $(READY)  ## set up venv/ with all packages (the other targets do this 
 quick-test: $(READY)  ## check the installation in less than a minute
 	@$(PY) quick_test.py $(ARGS)
 
-profile: $(READY)  ## measure this machine and get advice on its settings; two to three minutes
+profile: $(READY)  ## measure this machine and get advice on its settings; three to four minutes
 	@$(PY) profile_cpu.py $(if $(ENV),--env $(ENV)) $(if $(OUTPUT),--output-dir "$(OUTPUT)") $(ARGS)
 
 # --- The main job -------------------------------------------------------------------------------------------

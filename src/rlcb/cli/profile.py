@@ -26,7 +26,7 @@ from rlcb.profiling.request import (
 )
 
 DESCRIPTION = """
-Know your machine: measure, in two to three minutes, the speed limit of training
+Know your machine: measure, in three to four minutes, the speed limit of training
 on this machine and the share of it that each algorithm reaches; recommend
 workers, actors, threads, environments and microbatch. Do not use the machine
 for anything else meanwhile.

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 KEYS = ("num_actors", "num_learners")  # settings that a calibration finds
 ACT_SECONDS, LEARN_SECONDS = 0.5, 1.5
-PASSES = (
-    2  # over the sizes of actors; the faster one counts, so another program that computes briefly does not
-)
+PASSES = 2  # over the sizes of actors; the faster one counts, so a short disturbance does not
 START_SECONDS = 120.0  # for all of it
 CROWDED = 0.05  # share by which more actors than cores must be faster; smaller differences are noise
 MAX_SIZES = 3  # numbers of environments per actor that are measured
