@@ -120,8 +120,8 @@ def main() -> None:
     heading = (
         f"Sequential PPO, 32 environments, {len(seeds)} seeds with native and with PyTorch's kernels: mean "
         "training return over the second half of the timesteps, Welch's 95 % interval of the difference, p "
-        "adjusted by Holm's method, and the smallest true difference that the test detects with a probability "
-        "of 80 %"
+        "adjusted by Holm's method, and the smallest true difference that the test detects four times out of "
+        "five"
     )
     tables = [describe(network, each) for network, each in values.items()]
     save("kernels_learning", "\n\n".join([heading, *tables]), {"values": values})
