@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 SHOWN = 4.0  # times the seconds that the fastest way needs
 EXPLANATION = (
     "Mean return of the last 100 episodes; line: mean over seeds, band: their range. Over wall clock it is "
-    "composed: measured return over timesteps, divided by the measured speed over the link."
+    "composed: measured return over timesteps,\ndivided by the measured speed over the link. Dotted: the fastest "
+    "way has made all timesteps."
 )
 
 
@@ -32,8 +33,8 @@ def draw(composed: Sequence[Composed], env: str, path: Path) -> None:
     ranks = list(dict.fromkeys(each for each, _ in found))
     links = list(dict.fromkeys(each for _, each in found))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.4 * (1 + len(links)), 1.8 + 3.9 * len(ranks)))
-        top = 1 - 1.55 / figure.get_figheight()
+        figure = Figure(figsize=(5.4 * (1 + len(links)), 2.05 + 3.9 * len(ranks)))
+        top = 1 - 1.8 / figure.get_figheight()
         figure.subplots_adjust(left=0.05, right=0.985, bottom=0.09, top=top, wspace=0.16, hspace=0.38)
         axes = figure.subplots(len(ranks), 1 + len(links), sharey=True, squeeze=False)
         for row, count in zip(axes, ranks):
@@ -51,12 +52,12 @@ def draw(composed: Sequence[Composed], env: str, path: Path) -> None:
             fontweight="bold",
             color=INK,
         )
-        figure.text(0.05, 1 - 0.7 / height, EXPLANATION, fontsize=11, color=GREY)
+        figure.text(0.05, 1 - 0.95 / height, EXPLANATION, fontsize=11, color=GREY)
         figure.legend(
             handles.values(),
             handles.keys(),
             loc="upper left",
-            bbox_to_anchor=(0.045, 1 - 0.78 / height),
+            bbox_to_anchor=(0.045, 1 - 1.0 / height),
             ncols=6,
             frameon=False,
             fontsize=11,
@@ -96,7 +97,7 @@ def draw_clock(axes: Axes, ways: Sequence[Composed], title: str) -> None:
     longest = max(float(each.seconds[-1]) for each in ways)
     axes.set_xlim(0, min(SHOWN * until, 1.05 * longest))
     axes.set_title(title, loc="left")
-    axes.set_xlabel("seconds (composed); dotted: the fastest has made all timesteps")
+    axes.set_xlabel("seconds (composed)")
 
 
 def draw_line(axes: Axes, x: NDArray[np.float64], each: Composed) -> None:
