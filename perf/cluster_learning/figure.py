@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SHOWN = 4.0  # times the seconds that the fastest way needs
 EXPLANATION = (
     "Mean return of the last 100 episodes; line: mean over seeds, band: their range. Over wall clock it is "
-    "composed: measured return over timesteps,\ndivided by the measured speed over the link. Dotted: the fastest "
-    "way has made all timesteps."
+    "composed: measured return over timesteps,\n"
+    "divided by the measured speed over the link. Dotted: the fastest way has made all timesteps."
 )
 
 
