@@ -235,12 +235,9 @@ class ClusterCommunicator(GlooCommunicator):
         ways: dict[str, Summation] = {"ring": Ring(), "hierarchical": hierarchy}
         used: dict[str, str] = dict.fromkeys(self.trials, wanted)
         if wanted == "auto":
-            few, trials = torch.zeros(8), self.trials
-            for size, vector, add in (
-                ("gradient", torch.zeros_like(sums), between),
-                ("small", few, all_reduce_),
-            ):
-                trials[size] = trial = {"bytes": vector.nbytes, **self._time_sums(vector, ways, add)}
+            vectors = {"gradient": (torch.zeros_like(sums), between), "small": (torch.zeros(8), all_reduce_)}
+            for size, (vector, add) in vectors.items():
+                self.trials[size] = trial = {"bytes": vector.nbytes, **self._time_sums(vector, ways, add)}
                 faster = trial["hierarchical_seconds"] <= CLEARLY * trial["ring_seconds"]
                 used[size] = "hierarchical" if faster else "ring"
         self.summations = {size: ways[name] for size, name in used.items()}
