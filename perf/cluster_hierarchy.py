@@ -17,13 +17,12 @@ from typing import Any
 
 from perf.cluster_reduction import rows_of_run
 from perf.cluster_scaling.data import load
-from perf.cluster_scaling.link import hosts
+from perf.cluster_scaling.link import RATES, hosts
 from perf.cluster_scaling.reduce import OVER_GLOO, SHARED, SMALL, all_reduce_times
 from perf.cluster_scaling.ring import hierarchical_parts, link_hop, nested_ring_parts, ring_parts
 from perf.measure import RESULTS, interleave, save, table
 
 NODES, GRADIENT = 2, 1_369_792  # bytes of the Nature CNN's gradient
-RATES = {"10mbit": 1e7, "100mbit": 1e8, "1gbit": 1e9}
 RING = "ring"
 WAYS = {
     RING: ("--set", "cluster.reduction=ring"),

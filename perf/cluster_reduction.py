@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from perf.cluster_scaling.link import SHAPES
 from perf.measure import Comparison, interleave, save, table
 from tests import runs
 from tests.cluster_runs import PPO, Nodes, two_hosts
@@ -51,9 +52,6 @@ WAYS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 ENVS, STEPS, BATCH, EPOCHS, UPDATES, WARM = 16, 32, 128, 2, 9, 1
 HIDDEN = {"nature": 512, "impala": 256}
-SHAPES = {"100mbit": ("8kb", "70ms"), "10mbit": ("2500", "250ms")}
-"""What slow links let pass at once after a pause: little, or it would take all of a sum in low rank. And how
-long packets may wait: so long that none of a long sum are lost."""
 FEW_UPDATES = 2
 """Updates of a run with --ways low_rank that sums whole gradients. Over 10 Mb/s, each takes 8 to 16 s."""
 

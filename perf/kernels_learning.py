@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from perf.measure import save
-from perf.training_runs import Result, command, environment, read
+from perf.training_runs import Result, is_complete, read, train_in
 from rlcb.comparison.statistics import Welch, detectable_difference, holm, welch, welch_over_games
 
 TIMESTEPS = {"nature": 100_000, "impala": 30_000}
@@ -34,17 +33,13 @@ Values = Mapping[str, Mapping[str, Sequence[float]]]
 def train(runs: Path, network: str, game: str, seed: int, kernels: str) -> Result:
     """Train, unless the folder has the completed run, and return the results."""
     folder = runs / network / kernels / f"{game}_{seed}"
-    if not (folder / "benchmark_metrics.json").exists() or read(folder).record["status"] != "completed":
+    if is_complete(folder):
+        result = read(folder)
+    else:
         flags = ("--env", game, "--seed", seed, "--num-envs", 32, "--num-threads", 1, "--overwrite")
         settings = (f"model.architecture={network}", f"hardware.kernels={kernels}")
-        words = command(
-            "train_ppo_sequential.py",
-            str(folder),
-            (*flags, "--total-timesteps", TIMESTEPS[network]),
-            settings,
-        )
-        subprocess.run(words, env=environment(), check=True, capture_output=True)
-    result = read(folder)
+        budget = ("--total-timesteps", TIMESTEPS[network])
+        result = train_in(folder, "train_ppo_sequential.py", (*flags, *budget), settings)
     used = result.record["hardware"]["kernels"]
     if used != kernels:
         raise SystemExit(f"{folder} was trained with {used} kernels")

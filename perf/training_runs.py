@@ -52,11 +52,24 @@ def train(
 ) -> Result:
     """Run a training script in a temporary folder; with `core`, pinned to that one core."""
     with tempfile.TemporaryDirectory() as folder:
-        words = command(script, folder, flags, settings)
-        if core is not None:
-            words = ["taskset", "-c", str(core), *words]
-        subprocess.run(words, env=environment(), check=True, capture_output=True)
-        return read(Path(folder))
+        return train_in(Path(folder), script, flags, settings, core)
+
+
+def train_in(
+    folder: Path, script: str, flags: Sequence[object], settings: Sequence[str], core: int | None = None
+) -> Result:
+    """Run a training script in this folder; with `core`, pinned to that one core."""
+    words = command(script, str(folder), flags, settings)
+    if core is not None:
+        words = ["taskset", "-c", str(core), *words]
+    subprocess.run(words, env=environment(), check=True, capture_output=True)
+    return read(folder)
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether a folder has a completed run."""
+    record = folder / "benchmark_metrics.json"
+    return record.exists() and json.loads(record.read_text())["status"] == "completed"
 
 
 def read(folder: Path) -> Result:

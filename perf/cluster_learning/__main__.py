@@ -34,9 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from perf.cluster_learning import report
-from perf.cluster_learning.runs import curve_of, is_complete, measure_speed, whole_run
-from perf.cluster_learning.ways import RATES, UPDATE, WAYS, Way, average_every, settings_of
-from perf.cluster_scaling.link import require_namespaces
+from perf.cluster_learning.runs import curve_of, measure_speed, whole_run
+from perf.cluster_learning.ways import UPDATE, WAYS, Way, average_every, settings_of
+from perf.cluster_scaling.link import RATES, require_namespaces
+from perf.training_runs import is_complete
 from rlcb.files import write_json
 
 STAGES = ("speed", "curves", "check", "report")

@@ -3,7 +3,6 @@ link for what is learned."""
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import statistics
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from perf.cluster_learning.ways import (
-    RATES,
     SCRIPT,
     TRAINING,
     UPDATE,
@@ -23,7 +21,8 @@ from perf.cluster_learning.ways import (
     flags_of,
     settings_of,
 )
-from perf.cluster_scaling.link import SHAPES, hosts
+from perf.cluster_scaling.link import RATES, SHAPES, hosts
+from perf.training_runs import is_complete
 from tests import runs
 from tests.cluster_runs import Nodes, own_address
 
@@ -41,7 +40,7 @@ def train(
     with ExitStack() as stack:
         names, address = ("",) * ranks, own_address()
         if link is not None:
-            place = stack.enter_context(hosts(ranks, RATES[link], shape=SHAPES.get(RATES[link])))
+            place = stack.enter_context(hosts(ranks, RATES[link], shape=SHAPES.get(link)))
             names, address = place.names, place.addresses[0]
         nodes = stack.enter_context(Nodes(address, names))
         budget = ("--env", env, "--total-timesteps", updates * UPDATE, "--output-dir", folder)
@@ -92,11 +91,6 @@ def whole_run(
     if not is_complete(folder):
         shutil.rmtree(folder, ignore_errors=True)
         train(folder, env, ranks, updates, [*flags_of(settings), "--seed", seed], link)
-
-
-def is_complete(folder: Path) -> bool:
-    record = folder / "benchmark_metrics.json"
-    return record.exists() and json.loads(record.read_text())["status"] == "completed"
 
 
 def curve_of(folder: Path) -> dict[str, list[float | None]]:

@@ -7,8 +7,6 @@ from typing import Literal
 
 from rlcb.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION
 
-RATES = {"1gbit": 1e9, "100mbit": 1e8, "10mbit": 1e7}
-"""Links, as tc writes them, and their bits per second."""
 LINK_NAMES = {"1gbit": "1 Gb/s", "100mbit": "100 Mb/s", "10mbit": "10 Mb/s"}
 
 SCRIPT = "train_ppo_distributed.py"

@@ -26,9 +26,11 @@ PREFIX = "rlcs"  # of the names of all that is made here; the number of the proc
 
 START_SECONDS = 10.0
 
-SHAPES = {1e8: (8_000, "70ms"), 1e7: (2_500, "250ms")}
-"""For slow links, by rate: bytes that pass at once after a pause, and how long packets may wait. The first
-is little, or it takes all of a short message; the second is so long that no part of a long one is lost."""
+RATES = {"10mbit": 1e7, "100mbit": 1e8, "1gbit": 1e9}
+"""Links, as tc writes them, and their bits per second."""
+SHAPES = {"100mbit": ("8000", "70ms"), "10mbit": ("2500", "250ms")}
+"""For slow links: bytes that pass at once after a pause, and how long packets may wait, in words of tc. Few
+bytes, or all of a short message would pass; a wait so long that no part of a long one is lost."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def require_namespaces() -> None:
 
 @contextlib.contextmanager
 def hosts(
-    count: int, rate: float, delay: float = 0.0, shape: tuple[int, str] | None = None
+    count: int, rate: float, delay: float = 0.0, shape: tuple[str, str] | None = None
 ) -> Iterator[Hosts]:
     """`count` hosts with links of `rate` bits per second (infinite: no limit) and `delay` seconds one way.
 
@@ -94,7 +96,7 @@ def this_machine(count: int) -> Hosts:
     return Hosts(("",) * count, ("127.0.0.1",) * count, "lo")
 
 
-def _join_by_switch(switch: str, names: tuple[str, ...], rate: float, shape: tuple[int, str] | None) -> None:
+def _join_by_switch(switch: str, names: tuple[str, ...], rate: float, shape: tuple[str, str] | None) -> None:
     call("ip", "netns", "add", switch)
     call("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
     call("ip", "-n", switch, "link", "set", "switch", "up")
@@ -105,7 +107,7 @@ def _join_by_switch(switch: str, names: tuple[str, ...], rate: float, shape: tup
         call("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
         if math.isfinite(rate):
             # A burst of a tenth of a millisecond, but no less than the largest packet, which would be cut up.
-            burst, latency = shape or (max(66_000, int(rate / 8 * 1e-4)), "50ms")
+            burst, latency = shape or (str(max(66_000, int(rate / 8 * 1e-4))), "50ms")
             words = ("tbf", "rate", f"{rate:.0f}bit", "burst", burst, "latency", latency)
             call("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", LINK, "root", *words)
 
