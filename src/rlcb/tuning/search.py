@@ -16,6 +16,7 @@ import numpy as np
 
 from rlcb.config.config import Config
 from rlcb.errors import RunError, UsageError, first_line
+from rlcb.tuning.score import BUDGET_PARTS
 from rlcb.tuning.settings import Tuning
 from rlcb.tuning.space import (
     Dimension,
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 STORAGE_FILE = "optuna.db"
 STARTUP_TRIALS = 5
 """Trials of an algorithm before the sampler uses earlier results and before the pruner ends any."""
-WARMUP_PARTS = 2
-"""Parts of the budget that every run may use before its trial can be pruned."""
+WARMUP_PARTS = BUDGET_PARTS // 2
+"""Parts of the budget that the first run of a trial may use before the trial can be pruned. Early scores of
+settings that learn and of settings that do not are equal but for noise."""
 REDUCTION = 3
 """Successive halving keeps the best of this many trials at each rung."""
 
