@@ -83,6 +83,16 @@ def test_the_medians_of_the_first_updates_decide_without_the_very_first() -> Non
     }
 
 
+def test_slow_averages_do_not_make_nodes_learn_alone_for_long() -> None:
+    schedule, averaged, lines = simulate(Communicator(), [1.0] * 25, [40.0] * 25)
+    assert (schedule.every, smallest(40.0, 1.0)) == (10, 361)
+    assert averaged == [1, 2, 3, 4, 14, 24]
+    assert lines == [
+        "averages of the nodes every 10 updates (measured: an average 40 s, an update 1 s; "
+        "361 would take a tenth of the time, but nodes would drift)"
+    ]
+
+
 def test_all_ranks_take_the_number_of_rank_0(
     run_ranks: Callable[[int, Callable[[Communicator], Any]], list[Any]],
 ) -> None:

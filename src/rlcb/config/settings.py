@@ -317,8 +317,8 @@ class ClusterConfig(Section):
     average_every: CountOrAuto | None = None
     """For slow networks, PPO and A2C: each node learns from its own rollouts, and every so many updates
     parameters and moments of the optimizer become their means over the nodes. auto: the smallest number with
-    which averages take less than a tenth of the time, measured over the first updates. null: every gradient
-    is summed over all nodes."""
+    which averages take less than a tenth of the time, measured over the first updates, but at most 10.
+    null: every gradient is summed over all nodes."""
 
     @model_validator(mode="before")
     @classmethod

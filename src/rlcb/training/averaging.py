@@ -2,7 +2,7 @@
 
 With `auto`, they average after each of the first updates and measure S, the seconds of an average, and C,
 the seconds of an update without it. With an average after every K updates, averages take S / (K C + S) of the
-time. From then on K is the smallest number with which that is less than SHARE.
+time. From then on K is the smallest number with which that is less than SHARE, but at most MOST_UPDATES.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from rlcb.rl.learner import Learner
 
 SHARE = 0.1
 """Averages shall take less than this share of the time."""
+MOST_UPDATES = 10
+"""The largest K that `auto` chooses: nodes that average more rarely learn alone for much of a run."""
 MEASURED = 3  # updates, after one that warms up
 
 
@@ -72,7 +74,7 @@ class AverageSchedule:
         seconds = [statistics.median(each) for each in zip(*self._measured, strict=True)]
         average, update = (self.communicator.from_main(each) for each in seconds)
         self.average_seconds, self.update_seconds = round(average, 6), round(update, 6)
-        self.every, self.start = fewest_updates(average, update), updates
+        self.every, self.start = min(fewest_updates(average, update), MOST_UPDATES), updates
         return self.describe()
 
     def describe(self) -> str:
@@ -83,10 +85,12 @@ class AverageSchedule:
         text = f"averages of the nodes every {updates}"
         if self.average_seconds is None or self.update_seconds is None:
             return text
-        return (
-            f"{text} (measured: an average {self.average_seconds:.3g} s, "
-            f"an update {self.update_seconds:.3g} s)"
+        measured = f"an average {self.average_seconds:.3g} s, an update {self.update_seconds:.3g} s"
+        wanted = fewest_updates(self.average_seconds, self.update_seconds)
+        limit = (
+            f"; {wanted} would take a tenth of the time, but nodes would drift" if wanted > self.every else ""
         )
+        return f"{text} (measured: {measured}{limit})"
 
     def metrics(self) -> dict[str, Any]:
         """Return what a measured schedule adds to benchmark_metrics.json."""
