@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlcb.cli.train import main
 from rlcb.config.config import Config, flat_settings
@@ -101,6 +102,20 @@ def test_the_modes_of_a_machine_class_compute_the_same(algorithm: str, machine: 
     assert different <= {
         "mode", "parallel.num_workers", "hardware.num_threads", "impala.num_actors", "impala.num_learners",
     }  # fmt: skip
+
+
+def test_the_tuned_overlay_is_for_the_two_algorithms_whose_settings_it_has() -> None:
+    overlay = FOLDER / "tuned" / "nature_short_runs.yaml"
+    settings = yaml.safe_load(overlay.read_text(encoding="utf-8"))["when"]
+    assert sorted(settings) == ["a3c", "ppo"]
+    for algorithm, wanted in settings.items():
+        files = [FOLDER / f"{algorithm}_parallel.yaml", overlay]
+        config = build_config(read_config_files(files, algorithm, "parallel"), algorithm)
+        assert config.model.architecture == "nature"
+        assert {key: getattr(config.training, key) for key in wanted["training"]} == wanted["training"]
+    for algorithm in ("a2c", "impala"):
+        with pytest.raises(UsageError, match=f"has nothing for {algorithm} parallel; it is for"):
+            read_config_files([FOLDER / f"{algorithm}_parallel.yaml", overlay], algorithm, "parallel")
 
 
 @pytest.mark.parametrize(("machine", "threads", "memory_gb"), [("ryzen7", 16, 16), ("highend", 28, 64)])

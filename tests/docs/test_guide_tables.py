@@ -86,7 +86,7 @@ def test_every_configuration_file_is_in_the_guide_with_its_sizes() -> None:
 
 def test_every_overlay_is_in_the_guide_with_its_sizes() -> None:
     _, rows_of_guide = guide.tables(REFERENCE, "Configuration files")
-    folders = [path for name in ("machine", "envs") for path in (CONFIG / name).glob("*.yaml")]
+    folders = [path for name in ("machine", "envs", "tuned") for path in (CONFIG / name).glob("*.yaml")]
     overlays = {"paper.yaml", *(str(path.relative_to(CONFIG)) for path in folders)}
     assert {guide.code(row[0]) for row in rows_of_guide} == overlays
     for name, _, label, *sizes in rows_of_guide:
