@@ -93,6 +93,13 @@ def test_slow_averages_do_not_make_nodes_learn_alone_for_long() -> None:
     ]
 
 
+def test_the_line_and_the_choice_come_from_the_same_rounded_seconds() -> None:
+    average = 1 - 4e-7  # unrounded, one update would be enough
+    schedule, _, lines = simulate(Communicator(), [9.0] * 6, [average] * 6)
+    assert (schedule.every, smallest(average, 9.0), smallest(1.0, 9.0)) == (2, 1, 2)
+    assert lines == ["averages of the nodes every 2 updates (measured: an average 1 s, an update 9 s)"]
+
+
 def test_all_ranks_take_the_number_of_rank_0(
     run_ranks: Callable[[int, Callable[[Communicator], Any]], list[Any]],
 ) -> None:

@@ -74,7 +74,8 @@ class AverageSchedule:
         seconds = [statistics.median(each) for each in zip(*self._measured, strict=True)]
         average, update = (self.communicator.from_main(each) for each in seconds)
         self.average_seconds, self.update_seconds = round(average, 6), round(update, 6)
-        self.every, self.start = min(fewest_updates(average, update), MOST_UPDATES), updates
+        wanted = fewest_updates(self.average_seconds, self.update_seconds)  # as `describe` computes it
+        self.every, self.start = min(wanted, MOST_UPDATES), updates
         return self.describe()
 
     def describe(self) -> str:
