@@ -168,7 +168,7 @@ def check_network(
     print(f"{network}: measuring the machine", flush=True)
     machine = MachineMeasurement(config, [config.env], EFFORTS["normal"], stop.check)
     machine.measure(lambda share, text: None)
-    machine.measure_parts(lambda share, text: None)
+    machine.measure_parts(counts_up_to(cpu.usable_cores()), lambda share, text: None)
     profile = machine.profile(None)
     title = (
         f"Recommendations of profile_cpu.py against other setups, coinrun, {network} network, "

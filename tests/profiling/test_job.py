@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +41,19 @@ def reached(config: Config, setup: Setup) -> ShortRun:
 
 
 class MadeUp(MachineMeasurement):
-    """A measurement whose first profile is the made-up one. Measured again, passes of A2C take twice as long,
-    in the median 1.5 times."""
+    """A measurement whose first profile is the made-up one. Measured again after a run, passes of A2C take
+    twice as long, in the median of both 1.5 times."""
 
     def measure(self, show: Show) -> None:
-        self.slow = 1.0
+        self.slow = [1.0]
 
-    def measure_parts(self, show: Show) -> None:
-        self.slow = 1.5
+    def measure_parts(self, threads: Collection[int], show: Show) -> None:
+        assert threads == {1, 2}  # those of parallel and of sequential runs
+        self.slow.append(2.0)
 
-    def profile(self, load_of_others: float | None) -> Profile:
-        times = {1: {32: 1.2 * self.slow}, 2: {32: 0.9 * self.slow}}
+    def profile(self, cpu_percent_of_others: float | None, newest: int | None = None) -> Profile:
+        slow = statistics.median(self.slow[-newest if newest else None :])
+        times = {1: {32: 1.2 * slow}, 2: {32: 0.9 * slow}}
         return profile(act_and_learn=passes("float32", times))
 
 
@@ -74,7 +78,7 @@ def test_a_failed_short_run_leaves_the_other_results(
     ppo, a2c = read_profile(folder / "made-up_nature.json").results
     assert (ppo.reached, ppo.share) == (None, None)
     assert a2c.reached is not None and a2c.share == pytest.approx(100 / a2c.limit_fps)
-    seconds = 0.08 + 1.5 * 0.9  # of two threads, in the mean of before and after the run
+    seconds = 0.08 + 1.5 * 0.9  # of two threads, in the median of before and after the run
     assert a2c.limit_fps == pytest.approx(1e3 / seconds)
     rows = {line[:20].strip(): line[20:].split() for line in output.splitlines()}
     assert rows["PPO sequential"][1:3] == ["-", "-"]
@@ -99,10 +103,8 @@ def test_the_machine_is_measured_with_the_allocator_of_the_runs(
     assert asked.value.args == (tuned,)
 
 
-def test_the_parts_of_a_timestep_are_measured_before_and_after_the_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A machine that is half as fast in the end: the profile has the mean, of what runs are made of."""
+def test_the_parts_of_a_timestep_are_measured_again_after_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that becomes slower and slower: the profile has the medians, of what runs are made of."""
     slow = 1.0
 
     class Processes:
@@ -127,13 +129,17 @@ def test_the_parts_of_a_timestep_are_measured_before_and_after_the_runs(
     machine = MachineMeasurement(config, [config.env], EFFORTS["normal"], lambda: None)
     machine.measure(lambda *_: None)
     slow = 2.0
-    machine.measure_parts(lambda *_: None)
-    made = machine.profile(None)
-    assert {each.seconds for each in made.environments} == {1.5}
-    for speeds in (made.forward, made.forward_backward):
-        seconds = {(each.layout, each.precision): each.seconds for each in speeds}
-        assert seconds["channels_last", "float32"] == 1.5
-        assert seconds["torch", "float32"] == 1.0  # which no run uses
+    machine.measure_parts({1}, lambda *_: None)
+    slow = 4.0
+    machine.measure_parts({1}, lambda *_: None)
+    made, around = machine.profile(None), machine.profile(None, newest=2)
+    for each, median in ((made, 2.0), (around, 3.0)):
+        assert {env.threads: env.seconds for env in each.environments} == {1: median, 2: 1.0}
+        for speeds in (each.forward, each.forward_backward):
+            seconds = {(speed.layout, speed.precision, speed.threads): speed.seconds for speed in speeds}
+            assert seconds["channels_last", "float32", 1] == median
+            assert seconds["channels_last", "float32", 2] == 1.0  # not measured again
+            assert seconds["torch", "float32", 1] == 1.0  # which no run uses
     assert {each.seconds for each in made.reduce} == {1.0}
     assert made.machine.peak_flops == 1.0
 

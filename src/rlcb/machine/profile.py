@@ -169,6 +169,10 @@ class ShortRun(Section):
     """Seconds of the run outside of training: start and end."""
     shares: dict[str, float]
     """Share of the time by phase."""
+    limit_fps: PositiveFloat | None = None
+    """Limit by what was measured right before and right after the run; None in old profiles."""
+    machine_limit_fps: PositiveFloat | None = None
+    """The same for all cores with one thread each."""
 
 
 class Result(Section):
@@ -180,7 +184,7 @@ class Result(Section):
     threads: Count
     """Threads per process that the limit assumes: the run's in sequential mode, else 1 on each core."""
     limit_fps: PositiveFloat
-    """Limit with the environments of the short run, or of the recommendation if there was no short run."""
+    """The short run's limit, or without a short run that of the recommendation."""
     machine_limit_fps: PositiveFloat
     """Limit of all cores with one thread each, which a sequential run cannot reach."""
     parts: dict[str, float]

@@ -170,6 +170,14 @@ def bottleneck(times: Times, epochs: int, share: float | None, shares: Mapping[s
     return f"{text}. Nothing else takes {LOSS:.0%}"
 
 
+def with_limits(reached: ShortRun, profile: Profile, config: Config) -> ShortRun:
+    """Return a short run with its limits by `profile`, which has what was measured around it."""
+    sized = with_envs(config, reached.setup.num_envs)
+    threads = reached.setup.threads if config.mode == "sequential" else 1
+    limits = (limit(profile, sized, threads), machine_limit(profile, sized))
+    return reached.model_copy(update=dict(zip(("limit_fps", "machine_limit_fps"), limits, strict=True)))
+
+
 def result_of(profile: Profile, config: Config, reached: ShortRun | None) -> Result:
     """Return the result for config's algorithm and mode; `reached` is the short run, if there was one.
 
@@ -179,7 +187,11 @@ def result_of(profile: Profile, config: Config, reached: ShortRun | None) -> Res
     measured_setup = setup if reached is None else reached.setup
     sized = with_envs(config, measured_setup.num_envs)
     threads = measured_setup.threads if config.mode == "sequential" else 1
-    limit_fps, times = limit(profile, sized, threads), best_times(profile, sized, threads)
+    limit_fps, machine_limit_fps = limit(profile, sized, threads), machine_limit(profile, sized)
+    if reached is not None:
+        limit_fps = reached.limit_fps or limit_fps
+        machine_limit_fps = reached.machine_limit_fps or machine_limit_fps
+    times = best_times(profile, sized, threads)
     share = None if reached is None else reached.fps / limit_fps
     epochs = config.training.n_epochs
     return Result(
@@ -188,7 +200,7 @@ def result_of(profile: Profile, config: Config, reached: ShortRun | None) -> Res
         epochs=epochs,
         threads=threads,
         limit_fps=limit_fps,
-        machine_limit_fps=machine_limit(profile, sized),
+        machine_limit_fps=machine_limit_fps,
         parts=times.parts,
         setup=setup,
         reached=reached,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,15 @@ from rlcb.machine.profile import Profile, ShortRun, describe_env, env_key, read_
 from rlcb.processes.machine_load import busy_warning, measure_load
 from rlcb.processes.machine_lock import Lock, machine_lock_path
 from rlcb.processes.signals import StopSignal
-from rlcb.profiling.advice import AlgorithmMode, recommend, result_of
-from rlcb.profiling.measure import Effort, MachineMeasurement
+from rlcb.profiling.advice import AlgorithmMode, recommend, result_of, with_limits
+from rlcb.profiling.measure import Effort, MachineMeasurement, Show
 from rlcb.profiling.report import describe_profile
 from rlcb.profiling.short_runs import short_run
 
 LINE_SECONDS = 10.0
-RUN_WEIGHT = 0.25  # duration of a short run, divided by that of the first measurement
-AGAIN_WEIGHT = 0.7  # duration of the second measurement, divided by that of the first
+RUN_WEIGHT = 0.3  # duration of a short run, divided by that of the first measurement
+AGAIN_WEIGHT = 0.3  # duration of a measurement after a run, divided by that of the first
+AROUND = 2  # measurements that a run is compared with: right before and right after it
 BUSY = "a profile and other measurements at once would slow each other down"
 BAR = "{percentage:3.0f}%|{bar}| {desc}"
 
@@ -93,7 +93,7 @@ def measure(
     stop: StopSignal,
     progress: ProfileProgress,
 ) -> Profile:
-    """Measure the machine, run each training script for a short time, and measure the parts again.
+    """Measure the machine, and run each training script for a short time.
 
     A failed short run is reported on stderr; its result has `reached` None. Raises UsageError, RunError or
     Interrupted.
@@ -105,20 +105,15 @@ def measure(
         warning = busy_warning(load)
         if warning is not None:
             print(f"{warning}: the measured speeds will be too low", file=sys.stderr)
-        others, runs = load["cpu_percent"], RUN_WEIGHT * len(configs)
-        whole = 1 + runs + AGAIN_WEIGHT
+        others = load["cpu_percent"]
+        whole = 1 + len(configs) * (RUN_WEIGHT + AGAIN_WEIGHT)
         machine = MachineMeasurement(next(iter(configs.values())), envs, effort, stop.check)
         machine.measure(lambda share, text: progress.show(share / whole, text))
-        reached = short_runs(
-            configs,
-            machine.profile(others),
-            effort,
-            stop,
-            lambda number, text: progress.show((1 + RUN_WEIGHT * number) / whole, text),
-        )
-        machine.measure_parts(
-            lambda share, text: progress.show((1 + runs + AGAIN_WEIGHT * share) / whole, f"again: {text}")
-        )
+
+        def show(share: float, text: str) -> None:
+            progress.show((1 + share) / whole, text)
+
+        reached = short_runs(configs, machine, others, effort, stop, show)
         profile = machine.profile(others)
     finally:
         lock.release()
@@ -128,28 +123,40 @@ def measure(
 
 def short_runs(
     configs: dict[AlgorithmMode, Config],
-    profile: Profile,
+    machine: MachineMeasurement,
+    others: float | None,
     effort: Effort,
     stop: StopSignal,
-    show: Callable[[int, str], None],
+    show: Show,
 ) -> dict[AlgorithmMode, ShortRun | None]:
     """Run each training script for a short time with the recommended setup; None stands for a failed run.
 
-    `show` receives the number of the run and what is measured now.
+    The parts of a timestep are measured after each run, so that every run is compared with the limit of its
+    own minutes. `others` is the CPU time of other programs. `show` receives the work that is done, as a
+    multiple of the machine's first measurement, and what is measured now.
     """
     reached: dict[AlgorithmMode, ShortRun | None] = {}
+    profile = machine.profile(others)
+    setups = {pair: recommend(profile, config) for pair, config in configs.items()}
+    threads = {1, *(setups[pair].threads for pair in configs if pair[1] == "sequential")}
     for number, (pair, config) in enumerate(configs.items()):
-        begun = time.monotonic()
+        begun, done, name = time.monotonic(), number * (RUN_WEIGHT + AGAIN_WEIGHT), " ".join(pair)
 
-        def poll(number: int = number, pair: AlgorithmMode = pair, begun: float = begun) -> None:
-            show(number, f"a short run of {' '.join(pair)}, {time.monotonic() - begun:.0f} s")
+        def poll(begun: float = begun, done: float = done, name: str = name) -> None:
+            show(done, f"a short run of {name}, {time.monotonic() - begun:.0f} s")
+
+        def again(share: float, text: str, done: float = done) -> None:
+            show(done + RUN_WEIGHT + AGAIN_WEIGHT * share, f"again: {text}")
 
         poll()
         try:
-            reached[pair] = short_run(config, recommend(profile, config), effort.run_seconds, stop, poll)
+            run = short_run(config, setups[pair], effort.run_seconds, stop, poll)
         except RunError as error:
             reached[pair] = None
             tqdm.write(f"warning: {error}", file=sys.stderr)
+            continue
+        machine.measure_parts(threads, again)
+        reached[pair] = with_limits(run, machine.profile(others, AROUND), config)
     return reached
 
 

@@ -6,7 +6,7 @@ import json
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -129,8 +129,7 @@ class MachineMeasurement:
     """Measures a machine with one process for each core, and assembles the profile.
 
     A machine's speed drifts by several percent within minutes. Callers that compare runs with what their
-    parts allow therefore call `measure` before the runs and `measure_parts` after them; the profile has the
-    medians of both.
+    parts allow therefore call `measure` before the first run and `measure_parts` after each.
     """
 
     def __init__(
@@ -167,12 +166,18 @@ class MachineMeasurement:
             for same in zip(*layers, strict=True)
         )
 
-    def measure_parts(self, show: Show) -> None:
-        """Measure again what a timestep consists of: the environments and the network as runs use it."""
+    def measure_parts(self, threads: Collection[int], show: Show) -> None:
+        """Measure again what a timestep consists of, with these numbers of threads in each process: the
+        environments, and the network as runs use it."""
         how = ("channels_last", self.config.model.precision)
+
+        def wanted(key: Key) -> bool:
+            if key[0] == "environment":
+                return key[-1] in threads
+            return key[3:] == how and key[2] in threads
+
         with self._processes(show) as measurers:
-            parts = [step for step in self.steps if step.key[0] == "environment" or step.key[3:] == how]
-            self._take(measurers, parts, show)
+            self._take(measurers, [step for step in self.steps if wanted(step.key)], show)
 
     def _processes(self, show: Show) -> Measurers:
         show(0.0, "starting a process for each core")
@@ -187,9 +192,10 @@ class MachineMeasurement:
             show(number / len(rounds), step.label)
             self.values.setdefault(step.key, []).append(statistics.fmean(answers(measurers, step)))
 
-    def profile(self, cpu_percent_of_others: float | None) -> Profile:
-        """Return the profile of all measurements so far."""
-        medians = {key: statistics.median(each) for key, each in self.values.items()}
+    def profile(self, cpu_percent_of_others: float | None, newest: int | None = None) -> Profile:
+        """Return the profile: medians of all measurements so far, or of the `newest` ones of each part."""
+        latest = None if newest is None else -newest * self.effort.rounds
+        medians = {key: statistics.median(each[latest:]) for key, each in self.values.items()}
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         startup = {
             name: statistics.fmean(each["startup"][name] for each in self.facts)

@@ -224,8 +224,8 @@ def limit_table(profile: Profile) -> Iterator[str]:
         )
     yield ""
     yield textwrap.fill(
-        "limit: cores / (environment + forward + epochs x forward and backward), each measured before and "
-        "after the runs. A2C and A3C need no separate forward pass where they learn from the activations "
+        "limit: cores / (environment + forward + epochs x forward and backward), each measured right before "
+        "and after the run. A2C and A3C need no separate forward pass where they learn from the activations "
         "cached while acting. A sequential run is limited by its one process and its threads. all cores: the "
         "limit with one thread on each core, which a sequential run cannot reach. reached: a short run of "
         "the real script with the setup and the sizes below.",
