@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rlcb.kernels.build import KernelsUnavailable, find_compiler
 from tests import rank_env, runs
 
 LINK_B = "veth-b"
@@ -35,6 +36,14 @@ def require_real(missing: str | None) -> None:
     if os.environ.get("REQUIRE_REAL_COMPONENTS") == "1":
         pytest.fail(f"{missing}, but REQUIRE_REAL_COMPONENTS=1")
     pytest.skip(missing)
+
+
+def require_compiler() -> None:
+    """Require a C++ compiler, which native kernels need."""
+    try:
+        find_compiler()
+    except KernelsUnavailable as error:
+        require_real(str(error))
 
 
 PORTS = range(15_000, 30_000)  # below those that systems give to connections by themselves

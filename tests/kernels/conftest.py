@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlcb.kernels.build import KernelsUnavailable, find_compiler
-from tests.cluster_runs import require_real
+from tests.cluster_runs import require_compiler
 
 
 @pytest.fixture(autouse=True, scope="module")
 def compiler() -> None:
-    try:
-        find_compiler()
-    except KernelsUnavailable as error:
-        require_real(str(error))
+    require_compiler()

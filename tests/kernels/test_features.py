@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from rlcb.config.settings import ModelConfig
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import UsageError
-from rlcb.kernels.features import NativeFeatures
+from rlcb.kernels.features import NativeFeatures, NativePasses
 from rlcb.kernels.networks import ImpalaNetwork
 from rlcb.rl import models
 from rlcb.rl.models import ActorCritic, ImpalaCNN, NatureCNN, ResidualBlock, make_model
@@ -84,9 +84,9 @@ def impala_flips(model: ActorCritic, x: Tensor) -> int:
     native, body = model.native, in_double(model).body
     assert native is not None
     assert isinstance(body, ImpalaCNN)
-    kept = native.network.activations(len(x))
-    output = native.forward(x, kept)
-    found, flips = iter(kept), 0
+    passes = NativePasses(native, len(x), lambda: None)
+    output = passes.forward(x)
+    found, flips = iter(passes.kept), 0
 
     def differ(value: Tensor, exact: Tensor) -> int:
         return int(
@@ -125,6 +125,43 @@ def test_the_gradient_of_the_impala_cnn_is_exact_where_nothing_flips() -> None:
             for value, exact in zip(gradients(model, x), gradients(exact_model, x), strict=True):
                 assert relative(value, exact) < 1e-5
     assert exact_seeds >= 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_one_backward_pass_through_several_batches_gives_the_gradient_of_one_batch(
+    architecture: str, threads: int
+) -> None:
+    """Twice, with other weights and other batches the second time."""
+    torch.set_num_threads(threads)
+    model, beats = network(architecture), 0
+
+    def heartbeat() -> None:
+        nonlocal beats
+        beats += 1
+
+    assert model.native is not None
+    passes = NativePasses(model.native, 40, heartbeat)
+    for sizes in ((5, 33, 2), (20, 20)):
+        x = observations(sum(sizes))
+        expected = model.features(x)
+        direction = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
+        convolutions = model.native.parameters()
+        exact = torch.autograd.grad((expected * direction).sum(), convolutions)
+        for part in x.split(sizes):
+            passes.forward(part)
+        torch.testing.assert_close(passes.features(), expected.detach(), atol=1e-6, rtol=1e-6)
+        beats = 0
+        for parameter in convolutions:
+            parameter.grad = torch.ones_like(parameter)  # to which the gradient is added
+        passes.backward(direction)
+        assert beats == len(sizes) and len(passes.features()) == 0
+        for parameter, gradient in zip(convolutions, exact, strict=True):
+            assert parameter.grad is not None
+            assert relative(parameter.grad - 1, gradient.double()) < 1e-5
+        with torch.no_grad():
+            for parameter in convolutions:
+                parameter.mul_(1.1)
 
 
 def test_the_gradient_of_the_nature_cnn_is_that_of_float64() -> None:

@@ -15,7 +15,7 @@ from rlcb.cluster.gradient_reduction import BucketReduction
 from rlcb.config import derived
 from rlcb.config.config import Config
 from rlcb.config.derived import caches_activations
-from rlcb.config.settings import ModelConfig
+from rlcb.config.settings import KernelsSetting, ModelConfig
 from rlcb.config.yaml_file import build_config
 from rlcb.envs.spaces import Spaces
 from rlcb.errors import Interrupted, UsageError
@@ -25,20 +25,30 @@ from rlcb.rl.models import ActorCritic, make_model
 from rlcb.training.base import ProcessSetup
 from rlcb.training.trainer import Trainer
 from tests import image_env, runs
+from tests.cluster_runs import require_compiler
 
 PROCGEN = Spaces((64, 64, 3), "uint8", 15)
-SMALL = {"impala_channels": (4, 4), "hidden_size": 16}
+SMALL = {"impala_channels": (16, 16), "hidden_size": 16}
 STEPS, ENVS = 5, 6
 
 
-def configured(keep: bool | None, microbatch: int = 1000, **model: object) -> Config:
+@pytest.fixture(params=["torch", "native"])
+def kernels(request: pytest.FixtureRequest) -> KernelsSetting:
+    if request.param == "native":
+        require_compiler()
+    return request.param  # type: ignore[no-any-return]
+
+
+def configured(
+    keep: bool | None, microbatch: int = 1000, kernels: KernelsSetting = "torch", **model: object
+) -> Config:
     return build_config(
         {
             "algorithm": "a2c",
             "env": {"id": image_env.ID, "num_envs": ENVS},
             "model": {**SMALL, **model},
             "training": {"n_steps": STEPS, "batch_size": None, "n_epochs": 1, "normalize_advantages": True},
-            "hardware": {"keep_acting_passes": keep, "microbatch_size": microbatch},
+            "hardware": {"keep_acting_passes": keep, "microbatch_size": microbatch, "kernels": kernels},
         },
         "a test",
     )
@@ -56,10 +66,13 @@ def train(config: Config, updates: int = 3) -> tuple[Trainer, list[dict[str, flo
 
 
 @pytest.mark.parametrize("microbatch", [1000, 7, 1])
-def test_training_with_and_without_the_cache_gives_the_same_parameters(microbatch: int) -> None:
+def test_training_with_and_without_the_cache_gives_the_same_parameters(
+    microbatch: int, kernels: KernelsSetting
+) -> None:
     """Also if a microbatch of the dense layers is no multiple of the number of environments."""
-    plain, plain_metrics = train(configured(False))
-    cached, cached_metrics = train(configured(True, microbatch))
+    plain, plain_metrics = train(configured(False, kernels=kernels))
+    cached, cached_metrics = train(configured(True, microbatch, kernels))
+    assert cached.model.kernels == kernels
     assert plain.learner.activation_cache is None and cached.learner.activation_cache is not None
     start = Trainer(ProcessSetup(configured(False))).learner.parameters
     assert (plain.learner.parameters - start).abs().max() > 1e-3  # it did learn
@@ -68,9 +81,9 @@ def test_training_with_and_without_the_cache_gives_the_same_parameters(microbatc
         assert actual == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
-def test_the_gradient_equals_that_of_one_pass_over_the_whole_rollout() -> None:
+def test_the_gradient_equals_that_of_one_pass_over_the_whole_rollout(kernels: KernelsSetting) -> None:
     """Compared with autograd on all samples, without the learner."""
-    trainer = Trainer(ProcessSetup(configured(True)))
+    trainer = Trainer(ProcessSetup(configured(True, kernels=kernels)))
     trainer.collector.collect(trainer.local_rollout, 0)
     trainer._compute_advantages()
     trainer.learner.apply = lambda: None  # leave the parameters unchanged
@@ -96,7 +109,7 @@ def test_two_workers_compute_what_one_process_computes(tmp_path: Path) -> None:
     """Each worker learns from its own samples, the single process from all of them."""
     flags: tuple[object, ...] = (
         *("--env", image_env.ID, "--num-envs", ENVS, "--n-steps", STEPS, "--total-timesteps", 240),
-        *("--set", "model.impala_channels=[4, 4]", "--set", "model.hidden_size=16", "--num-threads", 1),
+        *("--set", "model.impala_channels=[16, 16]", "--set", "model.hidden_size=16", "--num-threads", 1),
         *("--set", "logging.tensorboard=false", "--set", "hardware.keep_acting_passes=true"),
     )
     one = [*map(str, flags), "--output-dir", str(tmp_path / "1")]
@@ -128,11 +141,11 @@ def filled_cache(model: ActorCritic, heartbeat: Callable[[], None] = lambda: Non
     return cache
 
 
-def small_model() -> ActorCritic:
-    return make_model(ModelConfig.model_validate(SMALL), Spaces((16, 16, 3), "uint8", 4), 0)
+def small_model(kernels: KernelsSetting) -> ActorCritic:
+    return make_model(ModelConfig.model_validate(SMALL), Spaces((16, 16, 3), "uint8", 4), 0, kernels)
 
 
-def test_a_run_can_be_stopped_during_the_backward_pass() -> None:
+def test_a_run_can_be_stopped_during_the_backward_pass(kernels: KernelsSetting) -> None:
     """The heartbeat is called between steps; its exception reaches the caller."""
     beats = 0
 
@@ -142,7 +155,7 @@ def test_a_run_can_be_stopped_during_the_backward_pass() -> None:
         if beats == 3:
             raise Interrupted(15)
 
-    cache = filled_cache(small_model(), heartbeat)
+    cache = filled_cache(small_model(kernels), heartbeat)
     logits, values = cache.forward(np.arange(STEPS * ENVS))
     (logits.square().sum() + values.square().sum()).backward()  # type: ignore[no-untyped-call]
     with pytest.raises(Interrupted) as raised:
@@ -151,9 +164,9 @@ def test_a_run_can_be_stopped_during_the_backward_pass() -> None:
     assert beats == 3
 
 
-def test_gradient_buckets_are_sent_during_the_backward_pass() -> None:
+def test_gradient_buckets_are_sent_during_the_backward_pass(kernels: KernelsSetting) -> None:
     """The dense layers' bucket is sent before the convolutions' gradient is computed, as without a cache."""
-    model = small_model()
+    model = small_model(kernels)
     sums = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
     sent: list[int] = []
     beats_at: list[int] = []

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlcb.kernels.features import NativePasses, backpropagate
 from rlcb.rl.models import ActorCritic
 from rlcb.rl.rollout_buffer import RolloutBuffer
 
@@ -36,45 +37,65 @@ class ActivationCache:
         self.model = model
         self.rollout = rollout
         self.sample_bytes = sample_bytes
-        self.heartbeat = heartbeat
-        self._features: list[Tensor] = []
-        """The features (N, F) of each step, with their graph."""
-        self._detached: Tensor | None = None
-        """The features (T * N, F) of all samples, without a graph."""
+        self._passes: NativePasses | _GraphPasses = _GraphPasses(model, heartbeat)
+        if model.native is not None:
+            self._passes = NativePasses(model.native, rollout.num_samples, heartbeat)
         self._leaves: list[Tensor] = []
         """The input (B, F) of the dense layers for each microbatch; backward passes leave gradients here."""
 
     def act(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits (N, A) and values (N,) of the next step's observations, and cache its activations."""
-        with torch.enable_grad():
-            features = self.model.features(observations)
-        features.register_hook(self._beat)  # type: ignore[no-untyped-call]
-        self._features.append(features)
+        """Return logits (N, A) and values (N,) of the next step's observations, and cache its activations.
+
+        The observations must stay as they are until `backward` is done.
+        """
+        features = self._passes.forward(observations)
         with torch.no_grad():
             return self.model.heads(features)
-
-    def _beat(self, gradient: Tensor) -> None:
-        self.heartbeat()
 
     def forward(self, samples: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return logits (B, A) and values (B,) of samples t * N + i, with the graph of the dense layers only.
 
         The calls together must cover all samples of the rollout, in order.
         """
-        if self._detached is None:
-            self._detached = torch.cat([features.detach() for features in self._features])
-        leaf = self._detached[samples].requires_grad_()
+        leaf = self._passes.features()[samples].requires_grad_()
         self._leaves.append(leaf)
         return self.model.heads(leaf)
 
     def backward(self) -> None:
         """Backpropagate the gradient of the features of all samples through the convolutions, and empty the
         cache."""
-        gradients = torch.cat([leaf.grad for leaf in self._leaves if leaf.grad is not None])
-        # The gradient of this sum with respect to the features is `gradients`. To pass them to
-        # torch.autograd.backward would load sympy, for 0.4 s of CPU time in each process.
-        (torch.cat(self._features) * gradients).sum().backward()  # type: ignore[no-untyped-call]
-        self._features, self._leaves, self._detached = [], [], None
+        self._passes.backward(torch.cat([leaf.grad for leaf in self._leaves if leaf.grad is not None]))
+        self._leaves = []
+
+
+class _GraphPasses:
+    """The passes of PyTorch's kernels, with a graph for each step."""
+
+    def __init__(self, model: ActorCritic, heartbeat: Callable[[], None]) -> None:
+        self.model, self.heartbeat = model, heartbeat
+        self._steps: list[Tensor] = []
+        """The features (N, F) of each step, with their graph."""
+        self._detached: Tensor | None = None
+        """The features (T * N, F) of all samples, without a graph."""
+
+    def forward(self, observations: Tensor) -> Tensor:
+        with torch.enable_grad():
+            features = self.model.features(observations)
+        features.register_hook(self._beat)  # type: ignore[no-untyped-call]
+        self._steps.append(features)
+        return features
+
+    def _beat(self, gradient: Tensor) -> None:
+        self.heartbeat()
+
+    def features(self) -> Tensor:
+        if self._detached is None:
+            self._detached = torch.cat([features.detach() for features in self._steps])
+        return self._detached
+
+    def backward(self, gradient: Tensor) -> None:
+        backpropagate(torch.cat(self._steps), gradient)
+        self._steps, self._detached = [], None
 
 
 def activation_bytes(model: ActorCritic) -> int:
