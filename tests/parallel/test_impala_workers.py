@@ -165,9 +165,9 @@ def test_an_actor_that_leaves_a_cell_unwritten_ends_the_run(monkeypatch: pytest.
     ours = Team(2, 0)
     real = ours.actors[1].writer.collector.collect
 
-    def forgetful(part: Any, number: int) -> Any:
+    def forgetful(part: Any, number: int, **options: Any) -> Any:
         kept = part.rewards[2, 0].copy()
-        episodes = real(part, number)
+        episodes = real(part, number, **options)
         if number == 3:
             part.rewards[2, 0] = kept
         return episodes

@@ -105,14 +105,17 @@ def test_bootstrap_values_are_the_values_of_the_true_successors(end_rate: float)
     np.testing.assert_allclose(rollout.values, values_of(model, env.shown[:-1]), rtol=1e-4, atol=1e-6)
 
 
-def test_a_rollout_that_ends_with_truncations_bootstraps_from_their_final_observations() -> None:
+@pytest.mark.parametrize("last_values", [True, False])
+def test_a_rollout_that_ends_with_truncations_bootstraps_from_their_final_observations(
+    last_values: bool,
+) -> None:
     truncated = np.zeros((STEPS, ENVS), np.bool_)
     truncated[-1, 1:] = True
     env, model = Scripted(np.zeros_like(truncated), truncated), small_model()
     rollout = RolloutBuffer(STEPS, ENVS, SPACES)
-    make_collector(env, model).collect(rollout, 0)
+    make_collector(env, model).collect(rollout, 0, last_values)
     expected = values_of(model, env.last_of_episode[-1:])[0]
-    expected[0] = values_of(model, env.shown[-1:])[0, 0]
+    expected[0] = values_of(model, env.shown[-1:])[0, 0] if last_values else 0.0
     np.testing.assert_allclose(rollout.bootstrap_values[-1], expected, rtol=1e-4, atol=1e-6)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlcb.errors import PeerLost, RunError
-from rlcb.parallel.gloo import NETWORK_THREAD, GlooCommunicator, use_loopback
+from rlcb.parallel.gloo import NETWORK_THREAD, GlooCommunicator, pickled, use_loopback
 from rlcb.rl.communicator import Communicator
 from tests import runs
 
@@ -161,3 +162,18 @@ def test_nodes_with_more_processes_have_more_columns_and_every_sample_is_in_one_
 def test_on_one_node_rank_r_of_n_gets_every_nth_sample() -> None:
     minibatch = np.arange(10)[::-1]
     assert place(1, 3, 1).shard(minibatch, 4).tolist() == [8, 5, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.bfloat16])
+def test_what_processes_gather_may_contain_tensors(dtype: torch.dtype) -> None:
+    tensors = [
+        torch.arange(6).to(dtype),
+        torch.arange(6).to(dtype).view(2, 3).t(),
+        torch.empty(0, dtype=dtype),
+    ]
+    copy = pickle.loads(pickled({"tensors": tensors, "text": "x"}))
+    assert copy["text"] == "x"
+    for actual, expected in zip(copy["tensors"], tensors, strict=True):
+        assert actual.dtype == dtype and torch.equal(actual, expected)
+    copy["tensors"][0].add_(1)
+    assert not torch.equal(copy["tensors"][0], tensors[0])  # memory of its own, which may be changed

@@ -182,14 +182,13 @@ class ActorBench:
             self.process = LearningProcess(ProcessSetup(config), spaces)
         process = self.process
         self.rollout = RolloutBuffer(config.training.n_steps, size, spaces)
-        self.collector = Collector(self.env, process.model, seed, 0, process.timer, lambda: None)
-        self.collector.collect(self.rollout, 0)
+        collector = Collector(self.env, process.model, seed, 0, process.timer, lambda: None)
+        self.collect = partial(collector.collect, self.rollout, last_values=False)
+        self.collect(0)
 
     def act(self) -> float:
         """Return the seconds that a timestep takes to collect."""
-        return (
-            seconds_of(partial(self.collector.collect, self.rollout), ACT_SECONDS) / self.rollout.num_samples
-        )
+        return seconds_of(self.collect, ACT_SECONDS) / self.rollout.num_samples
 
     def prepare_learning(self) -> int:
         """Close the environments and keep the last rollout to learn from; return the microbatch size."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pickle
 import sys
@@ -106,7 +107,7 @@ class GlooCommunicator(Communicator):
     def gather(self, value: Any) -> list[Any] | None:
         if self.check is not None and self.shared_sum is not None:
             with self.around_wait():
-                parts = self.shared_sum.gather(pickle.dumps(value), self.check)
+                parts = self.shared_sum.gather(pickled(value), self.check)
             if parts is not None:
                 return [pickle.loads(part) for part in parts] if self.is_main else None
         values: list[Any] | None = [None] * self.world_size if self.is_main else None
@@ -132,6 +133,22 @@ class GlooCommunicator(Communicator):
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors as arrays. torch's own format takes about 0.3 ms for each."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is torch.Tensor and value.dtype != torch.bfloat16:  # which NumPy does not have
+            return torch.from_numpy, (value.numpy(),)
+        return NotImplemented
+
+
+def pickled(value: Any) -> bytes:
+    """Return the pickle of a value that may contain tensors."""
+    stream = io.BytesIO()
+    _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(value)
+    return stream.getvalue()
 
 
 def use_loopback() -> None:

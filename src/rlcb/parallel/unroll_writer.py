@@ -60,8 +60,11 @@ class UnrollWriter:
         self.collector.observations = self.env.restart(seeds)
 
     def write(self, unroll: RolloutBuffer, number: int) -> list[Episode]:
-        """Write one unroll [T, E, ...], this actor's number `number`; return the episodes that ended."""
-        return self.collector.collect(unroll, number)
+        """Write one unroll [T, E, ...], this actor's number `number`; return the episodes that ended.
+
+        The learner computes the values behind its last step.
+        """
+        return self.collector.collect(unroll, number, last_values=False)
 
     def close(self) -> None:
         self.env.close()

@@ -76,11 +76,13 @@ class Collector:
             self._require_finite(observations, "observation", "its first reset")
         return observations
 
-    def collect(self, rollout: RolloutBuffer, update: int) -> list[Episode]:
+    def collect(self, rollout: RolloutBuffer, update: int, last_values: bool = True) -> list[Episode]:
         """Act for T steps, fill `rollout` (T, N), and return the episodes that ended, in order of time.
 
         Rewards are stored raw. Action noise depends on the seed, `update` (the number of the update) and the
-        environment only. Raises RunError if an environment raises or returns numbers that are not finite.
+        environment only. Without `last_values` the values behind the last row stay 0, except those of
+        truncated episodes: for learners that compute them. Raises RunError if an environment raises or
+        returns numbers that are not finite.
         """
         noise = torch.from_numpy(
             action_noise(self.seed, update, self.first_env, self.env.num_envs, rollout.n_steps)
@@ -102,9 +104,11 @@ class Collector:
             with self.timer("env"):
                 final_observations = self._step(rollout, t, update)
             episodes += self._count_episodes(rollout, t)
-        with self.timer("inference"), torch.inference_mode():
-            values = self.model(torch.from_numpy(self.observations))[1]
-        self._bootstrap(rollout, rollout.n_steps - 1, values.numpy(), final_observations)
+        behind = np.zeros(self.env.num_envs, np.float32)
+        if last_values:
+            with self.timer("inference"), torch.inference_mode():
+                behind = self.model(torch.from_numpy(self.observations))[1].numpy()
+        self._bootstrap(rollout, rollout.n_steps - 1, behind, final_observations)
         return episodes
 
     def _act(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
