@@ -2,7 +2,7 @@
 
 They learn once from each sample, with the parameters that acted, so a second forward pass through the
 convolutions would compute the same features. The dense layers are cheap for many samples at once, so they
-run again over the whole shard; the gradient of the features then goes back through the cached graph.
+run again over the whole shard; the gradient of the features then goes back through what was cached.
 """
 
 from __future__ import annotations
