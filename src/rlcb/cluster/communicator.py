@@ -33,7 +33,7 @@ from rlcb.cluster.watchdog import Watchdog
 from rlcb.config.settings import ClusterConfig
 from rlcb.errors import PeerLost, RunError, UsageError, first_line
 from rlcb.parallel import shared_sum
-from rlcb.parallel.gloo import GlooCommunicator, calm_network_thread, wait_without_limit
+from rlcb.parallel.gloo import GlooCommunicator, calm_network_thread, pickled, wait_without_limit
 from rlcb.parallel.shared_sum import SharedSum
 from rlcb.parallel.world import World
 from rlcb.processes.signals import StopSignal
@@ -170,7 +170,7 @@ class ClusterCommunicator(GlooCommunicator):
 
     def gather(self, value: Any) -> list[Any] | None:
         # Not dist.gather_object: it cannot be started in the background, so nothing could end its wait.
-        content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        content = torch.frombuffer(bytearray(pickled(value)), dtype=torch.uint8)
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
         sizes[self.rank] = len(content)
         self.sum_(sizes)
@@ -196,7 +196,7 @@ class ClusterCommunicator(GlooCommunicator):
                 result = [make(), None]
             except UsageError as error:
                 result = [None, str(error)]
-        content = torch.frombuffer(bytearray(pickle.dumps(result)), dtype=torch.uint8)
+        content = torch.frombuffer(bytearray(pickled(result)), dtype=torch.uint8)
         size = torch.tensor([len(content)])
         self.broadcast_(size)
         content = content if self.is_main else torch.empty(int(size), dtype=torch.uint8)

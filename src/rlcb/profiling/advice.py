@@ -170,12 +170,20 @@ def bottleneck(times: Times, epochs: int, share: float | None, shares: Mapping[s
     return f"{text}. Nothing else takes {LOSS:.0%}"
 
 
+def sized_for(config: Config, setup: Setup) -> tuple[Config, int]:
+    """Return the configuration with a setup's environments, and the threads per process that its limit
+    assumes."""
+    return with_envs(config, setup.num_envs), setup.threads if config.mode == "sequential" else 1
+
+
 def with_limits(reached: ShortRun, profile: Profile, config: Config) -> ShortRun:
     """Return a short run with its limits by `profile`, which has what was measured around it."""
-    sized = with_envs(config, reached.setup.num_envs)
-    threads = reached.setup.threads if config.mode == "sequential" else 1
-    limits = (limit(profile, sized, threads), machine_limit(profile, sized))
-    return reached.model_copy(update=dict(zip(("limit_fps", "machine_limit_fps"), limits, strict=True)))
+    sized, threads = sized_for(config, reached.setup)
+    limits = {
+        "limit_fps": limit(profile, sized, threads),
+        "machine_limit_fps": machine_limit(profile, sized),
+    }
+    return reached.model_copy(update=limits)
 
 
 def result_of(profile: Profile, config: Config, reached: ShortRun | None) -> Result:
@@ -184,9 +192,7 @@ def result_of(profile: Profile, config: Config, reached: ShortRun | None) -> Res
     Raises UsageError if no setup is possible.
     """
     setup = recommend(profile, config)
-    measured_setup = setup if reached is None else reached.setup
-    sized = with_envs(config, measured_setup.num_envs)
-    threads = measured_setup.threads if config.mode == "sequential" else 1
+    sized, threads = sized_for(config, setup if reached is None else reached.setup)
     limit_fps, machine_limit_fps = limit(profile, sized, threads), machine_limit(profile, sized)
     if reached is not None:
         limit_fps = reached.limit_fps or limit_fps
