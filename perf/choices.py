@@ -121,7 +121,7 @@ def learn(trainer: Any) -> None:
 def act(model: Any, observations: Any, noise: Any) -> Any:
     import torch
 
-    from rlcb.rl.collector import sample_actions
+    from rlcb.rl.models import sample_actions
 
     with torch.inference_mode():
         return sample_actions(model(torch.from_numpy(observations))[0], noise)[0].numpy()

@@ -20,7 +20,6 @@ from rlcb.kernels.check import (
     unpadded_errors,
     winograd_errors,
 )
-from rlcb.kernels.layers import FILTER_TRANSFORMS
 from rlcb.kernels.library import PANEL_MULTIPLE, Library, WinogradGeometry, load
 
 SIDES = st.integers(3, 21)
@@ -141,19 +140,6 @@ def test_a_direct_convolution_is_right_for_any_shape(
 ) -> None:
     layer = (channels, out_channels, *geometry)
     require_within_tolerance(direct_errors(library, images, (height, width), layer, is_bytes))
-
-
-@pytest.mark.parametrize(("kernel", "points"), [(2, [0, 1, -1]), (3, [0, 1, -1, 2, -2])])
-def test_filters_are_transformed_to_their_values_at_the_points(kernel: int, points: list[int]) -> None:
-    """Along one side, row i is a multiple of (1, p, p^2, ...), which gives the filter's polynomial at the
-    point p; the last row gives its leading coefficient."""
-    rows = [[float(point**power) for power in range(kernel)] for point in points]
-    values = torch.tensor([*rows, [0.0] * (kernel - 1) + [1.0]])
-    ratios = FILTER_TRANSFORMS[kernel] / torch.kron(values, values)
-    for row, expected in zip(ratios, torch.kron(values, values), strict=True):
-        used = row[expected != 0]
-        assert torch.allclose(used, used[:1].expand_as(used))
-    assert torch.equal(FILTER_TRANSFORMS[kernel] == 0, torch.kron(values, values) == 0)
 
 
 @settings(max_examples=60)

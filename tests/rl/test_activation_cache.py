@@ -137,7 +137,7 @@ def filled_cache(model: ActorCritic, heartbeat: Callable[[], None] = lambda: Non
     observations = torch.from_numpy(trainer.local_rollout.observations)
     observations.random_(256)
     for step in range(STEPS):
-        cache.act(observations[step])
+        cache.act(observations[step], torch.full((len(observations[step]),), 0.5, dtype=torch.float64))
     return cache
 
 

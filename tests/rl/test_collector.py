@@ -12,17 +12,16 @@ import pytest
 import torch
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
-from scipy.stats import chi2
 
 from rlcb.config.settings import EnvConfig, ModelConfig
 from rlcb.envs.spaces import Spaces
 from rlcb.envs.vector_env import make_vector_env, spaces_of
 from rlcb.errors import RunError
-from rlcb.rl.collector import Collector, join_states, sample_actions, slice_state
+from rlcb.rl.collector import Collector, join_states, slice_state
 from rlcb.rl.models import ActorCritic, make_model
 from rlcb.rl.rollout_buffer import RolloutBuffer
 from rlcb.rl.timing import PhaseTimer
-from rlcb.seeding import action_noise, group_seed
+from rlcb.seeding import group_seed
 
 SPACES = Spaces((3,), "float32", 4)
 STEPS, ENVS = 12, 4
@@ -179,65 +178,6 @@ def test_actions_depend_only_on_seed_update_and_environment() -> None:
     np.testing.assert_array_equal(actions(1, 2, 3), actions(1, 2, 3))
     for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
         assert not np.array_equal(actions(1, 2, 3), actions(*other))
-
-
-# --- Sampling ---
-
-
-def test_action_frequencies_match_the_softmax_probabilities() -> None:
-    logits = torch.tensor([2.0, -1.0, 0.0, 0.5, -30.0, 1.0])
-    count = 200_000
-    noise = torch.from_numpy(action_noise(0, 0, 0, 200, count // 200).ravel())
-    actions, _ = sample_actions(logits.expand(count, -1), noise)
-    probabilities = np.exp(logits.double().numpy())
-    probabilities /= probabilities.sum()
-    counts = np.bincount(actions.numpy(), minlength=6)
-    assert counts[4] == 0  # once in some 10^14
-    kept = [0, 1, 2, 3, 5]
-    expected = probabilities[kept] * count
-    statistic = ((counts[kept] - expected) ** 2 / expected).sum()
-    assert statistic < chi2.ppf(0.999, df=4)
-
-
-def test_each_row_is_sampled_from_its_own_distribution() -> None:
-    logits = torch.full((4, 4), -1e4).fill_diagonal_(0.0)
-    actions, log_probs = sample_actions(
-        logits, torch.tensor([0.0, 0.3, 0.7, 1 - 2**-53], dtype=torch.float64)
-    )
-    assert actions.tolist() == [0, 1, 2, 3]
-    assert actions.dtype == torch.int64
-    torch.testing.assert_close(log_probs, torch.zeros(4))
-
-
-def test_log_probabilities_of_samples_are_the_logarithms_of_the_softmax() -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.normal(scale=3, size=(500, 15))
-    noise = torch.from_numpy(rng.random(500))
-    actions, log_probs = sample_actions(torch.from_numpy(logits).float(), noise)
-    expected = (logits - np.log(np.exp(logits).sum(1, keepdims=True)))[np.arange(500), actions.numpy()]
-    np.testing.assert_allclose(log_probs.numpy(), expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("number_of_actions", [1, 2, 15, 1000])
-@pytest.mark.parametrize("noise", [0.0, 2**-53, 0.5, 1 - 2**-24, 1 - 2**-53])
-def test_noise_at_the_ends_of_its_range_gives_actions_with_positive_probability(
-    noise: float, number_of_actions: int
-) -> None:
-    rng = np.random.default_rng(number_of_actions)
-    rows = rng.normal(scale=10, size=(200, number_of_actions)).astype(np.float32)
-    rows[0] = 0
-    rows[1, 0] = rows[2, -1] = rows[3, number_of_actions // 2] = 2000  # all others have probability 0
-    rows[4, 0] = rows[5, -1] = -2000  # this one has
-    actions, log_probs = sample_actions(
-        torch.from_numpy(rows), torch.full((200,), noise, dtype=torch.float64)
-    )
-    assert (actions >= 0).all() and (actions < number_of_actions).all()
-    assert (log_probs > -745).all()  # below, the probability is 0
-    assert (log_probs <= 0).all()
-    if number_of_actions > 1:
-        assert (
-            actions[1] == 0 and actions[2] == number_of_actions - 1 and actions[3] == number_of_actions // 2
-        )
 
 
 # --- Episodes ---

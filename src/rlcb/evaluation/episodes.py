@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from rlcb.envs.procgen import ProcgenVectorEnv
 from rlcb.envs.vector_env import GymnasiumVectorEnv
 from rlcb.errors import RunError
-from rlcb.rl.collector import sample_actions
 from rlcb.rl.models import ActorCritic
 
 Policy = Callable[[NDArray[Any], NDArray[np.float64]], NDArray[np.int64]]
@@ -35,12 +34,11 @@ def model_policy(model: ActorCritic, deterministic: bool) -> Policy:
     """Return a policy that takes the model's most probable action or, unless `deterministic`, samples one."""
 
     def act(observations: NDArray[Any], noise: NDArray[np.float64]) -> NDArray[np.int64]:
-        with torch.inference_mode():
-            logits = model(torch.from_numpy(observations))[0]
-            if deterministic:
-                actions = logits.argmax(-1)
-            else:
-                actions, _ = sample_actions(logits, torch.from_numpy(noise))
+        if deterministic:
+            with torch.inference_mode():
+                actions = model(torch.from_numpy(observations))[0].argmax(-1)
+        else:
+            actions, _, _ = model.act(torch.from_numpy(observations), torch.from_numpy(noise))
         return np.asarray(actions.numpy(), np.int64)
 
     return act

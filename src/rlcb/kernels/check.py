@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from rlcb.kernels.dense import NativeDense
 from rlcb.kernels.layers import DirectConvolution, Filters, Winograd
 from rlcb.kernels.library import CHANNEL_MULTIPLE, Library
+from rlcb.kernels.policy import NativePolicy
 
 TOLERANCES = {"forward": 2e-6, "input gradient": 5e-6, "weight gradient": 2e-5, "bias gradient": 2e-5}
 """Largest relative error (norm of the difference by norm) of each pass."""
@@ -219,6 +220,24 @@ def dense_errors(library: Library, rows: int, inputs: int, outputs: int) -> dict
     return dict(zip(names, errors, strict=True))
 
 
+def acting_errors(library: Library, rows: int, hidden: int, actions: int) -> dict[str, float]:
+    """Return the relative error of log-probabilities and values; infinity if an action is another one."""
+    layer, policy, value = nn.Linear(64, hidden), nn.Linear(hidden, actions), nn.Linear(hidden, 1)
+    with torch.no_grad():
+        for parameter in (*layer.parameters(), *policy.parameters(), *value.parameters()):
+            parameter.copy_(seeded(*parameter.shape) / parameter[0].numel() ** 0.5)
+        features, noise = seeded(rows, 64), (torch.arange(rows).double() + 0.5) / rows
+        act = NativePolicy(library, NativeDense(library, layer), policy, value)
+        chosen, log_probs, values = act(features, noise)
+        units = F.relu(F.linear(features.double(), layer.weight.double(), layer.bias.double()))
+        exact = F.linear(units, policy.weight.double(), policy.bias.double()).log_softmax(-1)
+        exact_values = F.linear(units, value.weight.double(), value.bias.double()).squeeze(-1)
+        expected = torch.searchsorted(exact.exp().cumsum(-1), noise[:, None], right=True).squeeze(-1)
+        picked = exact.gather(-1, chosen[:, None]).squeeze(-1)
+    found, right = torch.cat([log_probs, values]), torch.cat([picked, exact_values])
+    return {"forward": relative_error(found, right) if torch.equal(chosen, expected) else float("inf")}
+
+
 def find_fault(library: Library) -> str | None:
     """Return what is wrong with the kernels, in one line; None if all layers are right."""
     layers: dict[str, dict[str, float]] = {}
@@ -251,6 +270,10 @@ def find_fault(library: Library) -> str | None:
         layers[f"max-pool, {size[0]} x {size[1]}"] = pool_errors(library, 2, size, 16)
     for rows, inputs, outputs in ((17, 1024, 256), (1, 64, 32), (300, 96, 64)):
         layers[f"dense layer {inputs} -> {outputs}"] = dense_errors(library, rows, inputs, outputs)
+    for rows, inputs, outputs in ((20, 256, 15), (3, 32, 4)):
+        layers[f"acting, {inputs} hidden units, {outputs} actions"] = acting_errors(
+            library, rows, inputs, outputs
+        )
     for layer_name, errors in layers.items():
         for part, error in errors.items():
             if not error <= TOLERANCES[part]:

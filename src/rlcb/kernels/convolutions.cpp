@@ -27,6 +27,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -209,6 +210,15 @@ struct F4x3 {  // F(4x4, 3x3), points 0, 1, -1, 2, -2, infinity
         o[4] = m[0] + a + c;
         o[5] = m[5];
     }
+    static INLINE void filter(const Vector g[3], Vector o[6]) {  // G g
+        const Vector a = (g[0] + g[2]) * (1 / 6.f), b = g[1] * (1 / 6.f), c = g[0] * (1 / 24.f) + g[2] * (1 / 6.f), e = g[1] * (1 / 12.f);
+        o[0] = 0.25f * g[0];
+        o[1] = -a - b;
+        o[2] = b - a;
+        o[3] = c + e;
+        o[4] = c - e;
+        o[5] = g[2];
+    }
     static INLINE void filter_gradient(const Vector m[6], Vector o[3]) {  // G^T m
         const Vector a = (m[1] + m[2]) * (1 / 6.f), b = (m[2] - m[1]) * (1 / 6.f), c = m[3] + m[4], e = m[3] - m[4];
         o[0] = 0.25f * m[0] - a + c * (1 / 24.f);
@@ -244,6 +254,12 @@ struct F3x2 {  // F(3x3, 2x2), points 0, 1, -1, infinity
         o[1] = m[1] - m[2] - m[3];
         o[2] = m[1] + m[2] - m[0];
         o[3] = m[3];
+    }
+    static INLINE void filter(const Vector g[2], Vector o[4]) {  // G g
+        o[0] = g[0];
+        o[1] = 0.5f * (g[0] + g[1]);
+        o[2] = 0.5f * (g[0] - g[1]);
+        o[3] = g[1];
     }
     static INLINE void filter_gradient(const Vector m[4], Vector o[2]) {  // G^T m
         o[0] = m[0] + 0.5f * (m[1] + m[2]);
@@ -656,6 +672,41 @@ void winograd_gradients(const WinogradGeometry& g, const void* x, const float* d
     }
 }
 
+// u (points, C', K) = scale * G w G^T for w (K, rows, columns, C), or with TRANSPOSED u (points, K, C'). There it is for
+// LANES contiguous channels C' at a time; a convolution with padding turns the filter by 180 degrees.
+template <class F, bool TRANSPOSED>
+void winograd_filter(const WinogradGeometry& g, const float* w, float scale, float* u) {
+    const int C = g.channels, K = g.out_channels, row = F::KERNEL * g.block * C;
+    const size_t filter = static_cast<size_t>(F::KERNEL) * g.block * row;
+    const bool turn = TRANSPOSED && g.pad > 0;
+    for (int k = 0; k < K; k += TRANSPOSED ? 1 : LANES) {
+        for (int r = 0; r < g.block; r++) {
+            for (int c = 0; c < g.block * C; c += TRANSPOSED ? LANES : 1) {
+                const float* in = w + k * filter + static_cast<size_t>(r) * row + c;
+                Vector half[F::WINDOW][F::KERNEL];
+                UNROLL for (int x = 0; x < F::KERNEL; x++) {
+                    Vector column[F::KERNEL], o[F::WINDOW];
+                    UNROLL for (int y = 0; y < F::KERNEL; y++) {
+                        const float* at = in + (turn ? F::KERNEL - 1 - y : y) * g.block * row + (turn ? F::KERNEL - 1 - x : x) * g.block * C;
+                        if (TRANSPOSED) column[y] = load(at);
+                        else UNROLL for (int lane = 0; lane < LANES; lane++) column[y][lane] = at[lane * filter];
+                    }
+                    F::filter(column, o);
+                    UNROLL for (int y = 0; y < F::WINDOW; y++) half[y][x] = o[y];
+                }
+                const size_t channel = static_cast<size_t>(r) * g.block * C + c;
+                float* out = u + (TRANSPOSED ? static_cast<size_t>(k) * g.block * g.block * C + channel : channel * K + k);
+                UNROLL for (int y = 0; y < F::WINDOW; y++) {
+                    Vector o[F::WINDOW];
+                    F::filter(half[y], o);
+                    UNROLL for (int x = 0; x < F::WINDOW; x++)
+                        store(out + (y * F::WINDOW + x) * static_cast<ptrdiff_t>(g.point_stride), scale * o[x]);
+                }
+            }
+        }
+    }
+}
+
 // dw (K, rows, columns, C) = scale * G^T du G, for du (points, C', K).
 template <class F>
 void winograd_filter_gradient(const WinogradGeometry& g, const float* du, float scale, float* dw) {
@@ -926,6 +977,22 @@ void panel_product(const float* left, const float* panel, const float* bias, flo
     }
 }
 
+// The sum of a[i] b[i] over i < count, for a multiple of 2 * LANES.
+float dot(const float* a, const float* b, int count) {
+    Vector one = {}, two = {};
+    for (int i = 0; i < count; i += 2 * LANES) {
+        one += load(a + i) * load(b + i);
+        two += load(a + i + LANES) * load(b + i + LANES);
+    }
+    one += two;
+    float sum = 0;
+    UNROLL for (int lane = 0; lane < LANES; lane++) sum += one[lane];
+    return sum;
+}
+
+thread_local Scratch logit_scratch;
+thread_local std::vector<double> probability_scratch;
+
 }  // namespace
 
 // --- What Python calls (kernels/library.py) -----------------------------------------------------------------
@@ -950,6 +1017,19 @@ void rlcb_winograd_gradients(const WinogradGeometry* geometry, const void* x, co
                              const float* transposed, const float* mask, float* dx, int count) {
     const auto compute = geometry->block > 1 ? winograd_gradients<F3x2> : winograd_gradients<F4x3>;
     compute(*geometry, x, dy, du, bias_sums, transposed, mask, dx, count);
+}
+
+// u (points, C', K) = `scale` times the transformed filter of w (K, kernel, kernel, C).
+void rlcb_winograd_filter(const WinogradGeometry* geometry, const float* w, float scale, float* u) {
+    const auto compute = geometry->block > 1 ? winograd_filter<F3x2, false> : winograd_filter<F4x3, false>;
+    compute(*geometry, w, scale, u);
+}
+
+// u (points, K, C') = the transformed filter with which the gradient of the output becomes that of the input: of `w`
+// turned by 180 degrees for a convolution with padding. C' is a multiple of 16.
+void rlcb_winograd_transposed_filter(const WinogradGeometry* geometry, const float* w, float* u) {
+    const auto compute = geometry->block > 1 ? winograd_filter<F3x2, true> : winograd_filter<F4x3, true>;
+    compute(*geometry, w, 1.f, u);
 }
 
 // dw (K, kernel, kernel, C) = `scale` times the gradient of the filter, from that of the transformed one, du.
@@ -1033,6 +1113,26 @@ void rlcb_dense_weight_gradient(const float* x, const float* dz, float* dw, int 
                     UNROLL for (int x = 0; x < WIDE; x++) store(out + static_cast<size_t>(p) * C + x * LANES, sum[p][x]);
             }
         }
+    }
+}
+
+// Acts in the states with hidden units (rows, H): `actions` by inverse transform sampling with noise (rows,) in [0, 1)
+// from the softmax of the policy (A, H), their `log_probs`, and the `values` of the value head (H,).
+void rlcb_act(const float* hidden, const float* policy, const float* policy_bias, const float* value, const float* value_bias,
+              const double* noise, int64_t* actions, float* log_probs, float* values, int rows, int H, int A) {
+    float* logits = logit_scratch.floats(A);
+    probability_scratch.resize(A);
+    double* sums = probability_scratch.data();
+    for (int n = 0; n < rows; n++, hidden += H) {
+        values[n] = dot(hidden, value, H) + value_bias[0];
+        for (int a = 0; a < A; a++) logits[a] = dot(hidden, policy + static_cast<size_t>(a) * H, H) + policy_bias[a];
+        const double largest = *std::max_element(logits, logits + A);
+        double total = 0;
+        for (int a = 0; a < A; a++) sums[a] = total += std::exp(logits[a] - largest);
+        int action = 0;
+        while (action < A - 1 && sums[action] <= noise[n] * total) action++;
+        actions[n] = action;
+        log_probs[n] = static_cast<float>(logits[action] - largest - std::log(total));
     }
 }
 

@@ -11,29 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rlcb.kernels.library import Direct, Library, WinogradGeometry
+from rlcb.kernels.library import CHANNEL_MULTIPLE, Direct, Library, WinogradGeometry
 
-
-def _both_sides(one_side: list[list[float]]) -> Tensor:
-    """Return the matrix (points, kernel * kernel) that transforms a filter along both sides."""
-    matrix = torch.tensor(one_side, dtype=torch.float64)
-    return torch.kron(matrix, matrix).float()
-
-
-FILTER_TRANSFORMS = {
-    3: _both_sides(
-        [
-            [1 / 4, 0, 0],
-            [-1 / 6, -1 / 6, -1 / 6],
-            [-1 / 6, 1 / 6, -1 / 6],
-            [1 / 24, 1 / 12, 1 / 6],
-            [1 / 24, -1 / 12, 1 / 6],
-            [0, 0, 1],
-        ]
-    ),
-    2: _both_sides([[1, 0], [1 / 2, 1 / 2], [1 / 2, -1 / 2], [0, 1]]),
-}
-"""Maps the weights of a filter, by its size, to the points of Winograd's F(4x4, 3x3) or F(3x3, 2x2)."""
+POINTS = {3: 36, 2: 16}
+"""Points of a tile by the size of the filter: of Winograd's F(4x4, 3x3) and F(3x3, 2x2)."""
 
 
 class Winograd:
@@ -53,6 +34,7 @@ class Winograd:
     ) -> None:
         """`size` is that of an input image. With `rectify`, the input is max(x, 0)."""
         self._convolve, self._gradients = library.winograd, library.winograd_gradients
+        self._filter, self._transposed_filter = library.winograd_filter, library.winograd_transposed_filter
         self._filter_gradient = library.winograd_filter_gradient
         self.channels, self.out_channels = layer.in_channels, layer.out_channels
         self.size, self.pad, self.block = size, int(layer.padding[0]), layer.stride[0]
@@ -119,15 +101,17 @@ class Winograd:
         at, u = sums.data_ptr() + 4 * self.column, filters.data_ptr() + 4 * self.column
         self._gradients(ctypes.byref(self.geometry), x, dy, at, bias_sums, u, mask, dx, count)
 
-    def forward_filter(self, weight: Tensor) -> Tensor:
-        """Return the filter (kernel * kernel, C' * K) of the weights, with C' channels of a block."""
-        filters = self._blocks(weight).permute(2, 4, 3, 5, 1, 0).reshape(self.kernel**2, -1)
-        return filters * self.scale if self.scale != 1 else filters
+    def write_filter(self, weight: Tensor, filters: Tensor) -> None:
+        """Write the transformed filter for forward passes to its columns of all filters."""
+        w, u = _in_order(weight), filters.data_ptr() + 4 * self.column
+        self._filter(ctypes.byref(self.geometry), w.data_ptr(), self.scale, u)
 
-    def backward_filter(self, weight: Tensor) -> Tensor:
-        """Return the filter (kernel * kernel, K * C') that maps the gradient of the output to the input's."""
-        weight = weight.flip(2, 3) if self.pad else weight
-        return self._blocks(weight).permute(2, 4, 0, 3, 5, 1).reshape(self.kernel**2, -1)
+    def write_transposed_filter(self, weight: Tensor, filters: Tensor) -> None:
+        """Write the transformed filter that maps the gradient of the output to that of the input, if there is
+        one: not for an observation."""
+        if self.channels % CHANNEL_MULTIPLE == 0:
+            w, u = _in_order(weight), filters.data_ptr() + 4 * self.column
+            self._transposed_filter(ctypes.byref(self.geometry), w.data_ptr(), u)
 
     def gradient(self, sums: Tensor) -> Tensor:
         """Return the gradient of the weights from the sums (points, columns) of all filters.
@@ -140,10 +124,10 @@ class Winograd:
         self._filter_gradient(ctypes.byref(self.geometry), at, self.scale, gradient.data_ptr())
         return gradient.permute(0, 3, 1, 2)
 
-    def _blocks(self, weight: Tensor) -> Tensor:
-        """Return the weights as (K, C, block row, row in it, block column, column in it)."""
-        channels = (self.out_channels, self.channels)
-        return weight.detach().view(*channels, self.kernel, self.block, self.kernel, self.block)
+
+def _in_order(weight: Tensor) -> Tensor:
+    """Return weights (K, height, width, C), contiguous; those of a network are so in memory."""
+    return weight.detach().permute(0, 2, 3, 1).contiguous()
 
 
 class Filters:
@@ -154,8 +138,7 @@ class Filters:
 
     def __init__(self, layers: Sequence[Winograd]) -> None:
         self.layers = layers
-        self.transform = FILTER_TRANSFORMS[layers[0].kernel]
-        self.shape = (len(self.transform), sum(layer.columns for layer in layers))
+        self.shape = (POINTS[layers[0].kernel], sum(layer.columns for layer in layers))
         column = 0
         for layer in layers:
             layer.place(column, self.shape[1])
@@ -167,20 +150,18 @@ class Filters:
         """Return the filters for forward passes."""
         self._update(weights)
         if self._forward.numel() == 0:
-            pairs = zip(self.layers, weights, strict=True)
-            self._forward = self.transform @ torch.cat(
-                [layer.forward_filter(each) for layer, each in pairs], 1
-            )
+            self._forward = torch.empty(self.shape)
+            for layer, weight in zip(self.layers, weights, strict=True):
+                layer.write_filter(weight, self._forward)
         return self._forward
 
     def backward(self, weights: Sequence[Tensor]) -> Tensor:
         """Return the filters with which the gradient of an output becomes that of the input."""
         self._update(weights)
         if self._backward.numel() == 0:
-            pairs = zip(self.layers, weights, strict=True)
-            self._backward = self.transform @ torch.cat(
-                [layer.backward_filter(each) for layer, each in pairs], 1
-            )
+            self._backward = torch.empty(self.shape)
+            for layer, weight in zip(self.layers, weights, strict=True):
+                layer.write_transposed_filter(weight, self._backward)
         return self._backward
 
     def gradients(self, sums: Tensor) -> list[Tensor]:

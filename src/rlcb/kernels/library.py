@@ -50,12 +50,15 @@ SIGNATURES: dict[str, list[Any]] = {
     "rlcb_lanes": [],
     "rlcb_winograd": [POINTER(WinogradGeometry)] + [c_void_p] * 6 + [c_int] * 2,
     "rlcb_winograd_gradients": [POINTER(WinogradGeometry)] + [c_void_p] * 7 + [c_int],
+    "rlcb_winograd_filter": [POINTER(WinogradGeometry), c_void_p, c_float, c_void_p],
+    "rlcb_winograd_transposed_filter": [POINTER(WinogradGeometry), c_void_p, c_void_p],
     "rlcb_winograd_filter_gradient": [POINTER(WinogradGeometry), c_void_p, c_float, c_void_p],
     "rlcb_convolve": [POINTER(Direct)] + [c_void_p] * 4 + [c_int],
     "rlcb_weights": [POINTER(Direct)] + [c_void_p] * 4 + [c_int],
     "rlcb_dense": [c_void_p] * 4 + [c_int] * 3,
     "rlcb_dense_input_gradient": [c_void_p] * 3 + [c_int] * 3,
     "rlcb_dense_weight_gradient": [c_void_p] * 3 + [c_int] * 5,
+    "rlcb_act": [c_void_p] * 9 + [c_int] * 3,
     "rlcb_max_pool": [c_void_p] * 3 + [c_int] * 4,
     "rlcb_max_pool_gradient": [c_void_p] * 3 + [c_int] * 4,
 }
@@ -73,12 +76,15 @@ class Library:
         """Floats in a vector register: 16 with AVX-512, 8 with AVX2, 4 with SSE and NEON."""
         self.winograd = functions.rlcb_winograd
         self.winograd_gradients = functions.rlcb_winograd_gradients
+        self.winograd_filter = functions.rlcb_winograd_filter
+        self.winograd_transposed_filter = functions.rlcb_winograd_transposed_filter
         self.winograd_filter_gradient = functions.rlcb_winograd_filter_gradient
         self.convolve = functions.rlcb_convolve
         self.weights = functions.rlcb_weights
         self.dense = functions.rlcb_dense
         self.dense_input_gradient = functions.rlcb_dense_input_gradient
         self.dense_weight_gradient = functions.rlcb_dense_weight_gradient
+        self.act = functions.rlcb_act
         self.max_pool = functions.rlcb_max_pool
         self.max_pool_gradient = functions.rlcb_max_pool_gradient
 

@@ -23,7 +23,6 @@ from rlcb.config.settings import EnvConfig
 from rlcb.envs.vector_env import groups_of, make_vector_env, native_threads, spaces_of
 from rlcb.parallel.gloo import GlooCommunicator, use_loopback
 from rlcb.rl.activation_cache import ActivationCache, activation_bytes
-from rlcb.rl.collector import sample_actions
 from rlcb.rl.learner import flatten_parameters
 from rlcb.rl.losses import actor_critic_loss, policy_terms
 from rlcb.rl.models import ActorCritic, make_model
@@ -156,15 +155,9 @@ class MachineBench:
         frames = self.frames[:size]
 
         def act() -> None:
-            with torch.inference_mode():
-                self._choose(*model(frames))
+            model.act(frames, self.noise[:size])
 
         return median_seconds(act, duration) / size
-
-    def _choose(self, logits: Tensor, values: Tensor) -> None:
-        """Sample actions and convert all results to NumPy, as the collector does."""
-        for each in (*sample_actions(logits, self.noise[: len(values)]), values):
-            each.numpy()
 
     def forward_backward(
         self, size: int, threads: int, layout: str, precision: str, duration: float
@@ -191,9 +184,7 @@ class MachineBench:
 
         def act_and_learn() -> None:
             for _ in range(rollout.n_steps):
-                logits, values = cache.act(frames)
-                with torch.inference_mode():
-                    self._choose(logits, values)
+                cache.act(frames, self.noise[:size])
             loss = self._loss(*cache.forward(np.arange(rollout.num_samples)))
             loss.backward()  # type: ignore[no-untyped-call]
             cache.backward()

@@ -43,14 +43,14 @@ class ActivationCache:
         self._leaves: list[Tensor] = []
         """The input (B, F) of the dense layers for each microbatch; backward passes leave gradients here."""
 
-    def act(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits (N, A) and values (N,) of the next step's observations, and cache its activations.
+    def act(self, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Act as ActorCritic.act in the next step's observations, and cache its activations.
 
         The observations must stay as they are until `backward` is done.
         """
         features = self._passes.forward(observations)
         with torch.no_grad():
-            return self.model.heads(features)
+            return self.model.sample(features, noise)
 
     def forward(self, samples: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return logits (B, A) and values (B,) of samples t * N + i, with the graph of the dense layers only.

@@ -11,26 +11,17 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from rlcb.errors import EnvironmentFault, Interrupted, RunError, first_line
+from rlcb.rl.models import ActorCritic
 from rlcb.rl.rollout_buffer import RolloutBuffer
 from rlcb.rl.statistics import Episode
 from rlcb.rl.timing import PhaseTimer
 from rlcb.seeding import action_noise
 
-Policy = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Maps observations (N, ...), as the environment returns them, to logits (N, A) and values (N,)."""
+Act = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""Chooses actions, as ActorCritic.act: maps observations (N, ...), as the environment returns them, and noise
+(N,) to actions (N,), their log-probabilities (N,) and values (N,)."""
 
-
-def sample_actions(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample actions from a softmax policy by inverse transform sampling.
-
-    Takes logits (N, A) and noise (N,) uniform in [0, 1); returns actions (N,) int64 and their
-    log-probabilities (N,) float32.
-    """
-    log_probs = torch.log_softmax(logits, dim=-1)
-    cumulative = log_probs.double().exp().cumsum(-1)
-    threshold = noise.unsqueeze(-1) * cumulative[:, -1:]  # the last sum is 1 up to floating-point error
-    actions = (cumulative <= threshold).sum(-1)
-    return actions, log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+LARGEST = float(np.finfo(np.float32).max)  # that a rollout stores
 
 
 class Collector:
@@ -43,17 +34,17 @@ class Collector:
     def __init__(
         self,
         env: VectorEnv[Any, Any, Any],
-        model: Policy,
+        model: ActorCritic,
         seed: int,
         first_env: int,
         timer: PhaseTimer,
         heartbeat: Callable[[], None],
-        act: Policy | None = None,
+        act: Act | None = None,
     ) -> None:
         """`first_env` is the number of the first environment in the run, for random streams and messages.
 
         `heartbeat` is called between environment steps; it may raise to abandon the rollout. `act` replaces
-        the model where actions are chosen; the activation cache is used that way.
+        `model.act`; the activation cache is used that way.
         """
         self.env = env
         self.model = model
@@ -61,7 +52,7 @@ class Collector:
         self.first_env = first_env
         self.timer = timer
         self.heartbeat = heartbeat
-        self.act = act or self._act
+        self.act = act or model.act
         self.observations: NDArray[Any] = self._first_observations()
         self.running_rewards = np.zeros(env.num_envs, np.float64)
         self.running_lengths = np.zeros(env.num_envs, np.int64)
@@ -87,15 +78,12 @@ class Collector:
         noise = torch.from_numpy(
             action_noise(self.seed, update, self.first_env, self.env.num_envs, rollout.n_steps)
         )
-        episodes: list[Episode] = []
         final_observations: dict[int, NDArray[Any]] = {}
         for t in range(rollout.n_steps):
             self.heartbeat()
             rollout.observations[t] = self.observations
             with self.timer("inference"):
-                logits, values = self.act(torch.from_numpy(rollout.observations[t]))  # [N, A], [N]
-                with torch.inference_mode():
-                    actions, log_probs = sample_actions(logits, noise[t])
+                actions, log_probs, values = self.act(torch.from_numpy(rollout.observations[t]), noise[t])
             rollout.actions[t] = actions.numpy()
             rollout.log_probs[t] = log_probs.numpy()
             rollout.values[t] = values.numpy()
@@ -103,17 +91,12 @@ class Collector:
                 self._bootstrap(rollout, t - 1, rollout.values[t], final_observations)
             with self.timer("env"):
                 final_observations = self._step(rollout, t, update)
-            episodes += self._count_episodes(rollout, t)
         behind = np.zeros(self.env.num_envs, np.float32)
         if last_values:
             with self.timer("inference"), torch.inference_mode():
                 behind = self.model(torch.from_numpy(self.observations))[1].numpy()
         self._bootstrap(rollout, rollout.n_steps - 1, behind, final_observations)
-        return episodes
-
-    def _act(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.inference_mode():
-            return self.model(observations)
+        return [each for t in range(rollout.n_steps) for each in self._count_episodes(rollout, t)]
 
     def _step(self, rollout: RolloutBuffer, t: int, update: int) -> dict[int, NDArray[Any]]:
         """Step the environments with the actions of row t and write the outcome into that row.
@@ -145,9 +128,8 @@ class Collector:
         return {int(i): infos["final_obs"][i] for i in truncated_envs}
 
     def _require_finite(self, values: NDArray[Any], what: str, where: str) -> None:
-        finite = np.abs(values) <= np.finfo(np.float32).max  # the rollout stores float32
-        if not finite.all():
-            index = tuple(np.argwhere(~finite)[0])
+        if not np.abs(values).max() <= LARGEST:  # or NaN
+            index = tuple(np.argwhere(~(np.abs(values) <= LARGEST))[0])
             env = self.first_env + index[0]
             raise RunError(f"environment {env} returned {what} {values[index]} at {where}")
 

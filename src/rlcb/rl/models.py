@@ -17,6 +17,7 @@ from rlcb.kernels.dense import NativeDense
 from rlcb.kernels.features import NativeFeatures
 from rlcb.kernels.library import load
 from rlcb.kernels.networks import ImpalaNetwork, NatureNetwork, Network, supported
+from rlcb.kernels.policy import NativePolicy
 
 
 class ResidualBlock(nn.Module):
@@ -141,6 +142,8 @@ class ActorCritic(nn.Module):
         """Computes the features on native kernels (rlcb/kernels); None: PyTorch's operators do."""
         self.native_dense: NativeDense | None = None
         """Computes the dense layer behind the convolutions on native kernels; None: PyTorch does."""
+        self.native_policy: NativePolicy | None = None
+        """Samples actions on native kernels, where they compute the dense layer; None: PyTorch does."""
         self.why_not_native: str | None = None
         """Why the setting "auto" found no native kernels on this machine."""
         self.policy = nn.Linear(body.out_features, spaces.num_actions)
@@ -179,8 +182,36 @@ class ActorCritic(nn.Module):
                 hidden = self.body.hidden(features).float()
         return self.policy(hidden), self.value(hidden).squeeze(-1)
 
+    def act(self, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sampled actions (N,) int64, their log-probabilities (N,) and values (N,), without a graph.
+
+        Takes observations (N, *observation_shape), and noise (N,), float64 and uniform in [0, 1).
+        """
+        with torch.inference_mode():
+            return self.sample(self.features(observations), noise)
+
+    def sample(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `act` returns, from features (N, F) of the observations."""
+        if self.native_policy is not None:
+            return self.native_policy(features, noise)
+        logits, values = self.heads(features)
+        return (*sample_actions(logits, noise), values)
+
     def _autocast(self) -> torch.autocast:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.precision == torch.bfloat16)
+
+
+def sample_actions(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample actions from a softmax policy by inverse transform sampling.
+
+    Takes logits (N, A) and noise (N,) uniform in [0, 1); returns actions (N,) int64 and their
+    log-probabilities (N,) float32.
+    """
+    log_probs = torch.log_softmax(logits, dim=-1)
+    cumulative = log_probs.double().exp().cumsum(-1)
+    threshold = noise.unsqueeze(-1) * cumulative[:, -1:]  # the last sum is 1 up to floating-point error
+    actions = (cumulative <= threshold).sum(-1)
+    return actions, log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
 def make_model(
@@ -232,7 +263,8 @@ def choose_kernels(model: ActorCritic, setting: KernelsSetting) -> None:
         try:
             model.native = NativeFeatures(native_network(body, model.spaces))
             if NativeDense.supports(body.dense):
-                model.native_dense = NativeDense(load(), body.dense)
+                model.native_dense = dense = NativeDense(load(), body.dense)
+                model.native_policy = NativePolicy(load(), dense, model.policy, model.value)
         except KernelsUnavailable as error:
             reason = model.why_not_native = str(error)
     if reason is not None and setting == "native":
