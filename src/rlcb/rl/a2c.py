@@ -17,7 +17,7 @@ from torch import Tensor
 from rlcb.config.config import Config
 from rlcb.rl.learner import Learner
 from rlcb.rl.losses import actor_critic_loss, joint_explained_variance, normalisations, policy_terms
-from rlcb.rl.rollout_buffer import RolloutBuffer
+from rlcb.rl.rollout_buffer import RolloutBuffer, take_rows
 
 USES_GAE = True  # the rollout needs advantages and returns before `update`
 STATISTICS = ("policy_loss", "value_loss", "entropy")
@@ -51,10 +51,13 @@ def update(
 
     def loss(part: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the samples `part` (B,) and its statistics."""
-        logits, values = learner.model(observations[part]) if cache is None else cache.forward(part)
-        log_probs, entropies = policy_terms(logits, actions[part])
-        scaled = (advantages[part] - mean) * scale
-        return actor_critic_loss(log_probs, entropies, values, scaled, returns[part], training)
+        if cache is None:
+            logits, values = learner.model(take_rows(observations, part))
+        else:
+            logits, values = cache.forward(part)
+        log_probs, entropies = policy_terms(logits, take_rows(actions, part))
+        scaled = (take_rows(advantages, part) - mean) * scale
+        return actor_critic_loss(log_probs, entropies, values, scaled, take_rows(returns, part), training)
 
     return {
         **learner.step(samples, num_samples, loss),

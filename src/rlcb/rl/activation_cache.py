@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlcb.kernels.features import NativePasses, backpropagate
 from rlcb.rl.models import ActorCritic
-from rlcb.rl.rollout_buffer import RolloutBuffer
+from rlcb.rl.rollout_buffer import RolloutBuffer, take_rows
 
 
 class ActivationCache:
@@ -57,7 +57,7 @@ class ActivationCache:
 
         The calls together must cover all samples of the rollout, in order.
         """
-        leaf = self._passes.features()[samples].requires_grad_()
+        leaf = take_rows(self._passes.features(), samples).requires_grad_()
         self._leaves.append(leaf)
         return self.model.heads(leaf)
 

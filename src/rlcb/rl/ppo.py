@@ -33,7 +33,7 @@ from rlcb.rl.communicator import Communicator
 from rlcb.rl.learner import Learner
 from rlcb.rl.losses import joint_explained_variance, normalisations, policy_terms, value_loss
 from rlcb.rl.models import ActorCritic
-from rlcb.rl.rollout_buffer import RolloutBuffer
+from rlcb.rl.rollout_buffer import RolloutBuffer, take_rows
 from rlcb.rl.statistics import SampleMeans
 from rlcb.seeding import minibatch_permutation
 
@@ -107,7 +107,7 @@ def minibatch_loss(
 
     Advantages are normalised: (A - advantage_mean) * advantage_scale.
     """
-    batch = {name: values[samples] for name, values in data.items()}  # [B, ...]
+    batch = {name: take_rows(values, samples) for name, values in data.items()}  # [B, ...]
     logits, values = model(batch["observations"])  # [B, A], [B]
     return ppo_loss(
         logits,
