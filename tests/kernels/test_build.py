@@ -11,7 +11,13 @@ import pytest
 
 from rlcb.config.config import Config
 from rlcb.kernels import build
-from rlcb.kernels.build import KernelsUnavailable, compiled_and_checked, find_compiler, library_path
+from rlcb.kernels.build import (
+    KernelsUnavailable,
+    compiled_and_checked,
+    find_compiler,
+    library_path,
+    verdict_path,
+)
 from rlcb.kernels.library import Library
 
 
@@ -60,6 +66,30 @@ def test_kernels_that_are_wrong_or_crash_are_never_used(
         assert reason in str(failure.value)
         assert "\n" not in str(failure.value)
     assert (tmp_path / "calls").read_text() == "called\n"
+
+
+def test_kernels_that_failed_are_checked_again_by_another_version_and_by_the_command(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        checks.append(command)
+        raise subprocess.TimeoutExpired(command, 1)
+
+    checks: list[list[str]] = []
+    library = library_path()
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.setattr(build.subprocess, "run", busy)
+    for _ in range(2):  # the second time from the cache
+        with pytest.raises(KernelsUnavailable, match=r"took more than .* \(python -m rlcb.kernels.build"):
+            compiled_and_checked()
+    assert len(checks) == 1
+    assert build.main() == 1
+    assert len(checks) == 2
+    monkeypatch.setattr(build, "verdict_path", lambda library: library.with_suffix(".later.checked"))
+    with pytest.raises(KernelsUnavailable, match="took more than"):
+        compiled_and_checked()
+    assert len(checks) == 3
 
 
 def test_a_compiler_that_fails_is_the_reason_and_is_tried_again(
@@ -123,7 +153,7 @@ def test_processes_that_start_together_compile_and_check_once(
     assert Library(library).lanes in (4, 8, 16)
     assert (tmp_path / "calls").read_text() == "called\n"
     names = {path.name for path in cache.iterdir()}
-    assert names == {library.with_suffix(suffix).name for suffix in (".so", ".checked", ".lock")}
+    assert names == {path.name for path in (library, library.with_suffix(".lock"), verdict_path(library))}
 
 
 @pytest.mark.parametrize(

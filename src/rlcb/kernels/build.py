@@ -28,6 +28,7 @@ from rlcb.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
+AGAIN = "python -m rlcb.kernels.build checks again"
 SOURCE = Path(__file__).with_name("convolutions.cpp")
 PACKAGES = Path(__file__).resolve().parents[2]
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
@@ -77,8 +78,23 @@ def library_path() -> Path:
     return cache_folder() / f"convolutions-{key.hexdigest()[:16]}.so"
 
 
+def verdict_path(library: Path) -> Path:
+    """Return where the result of checking a library with this version of the Python code around it is.
+
+    It is an empty file, or says what is wrong.
+    """
+    code = b"".join(path.read_bytes() for path in sorted(SOURCE.parent.glob("*.py")))
+    return library.with_suffix(f".{hashlib.sha256(code).hexdigest()[:8]}.checked")
+
+
 def main() -> int:
-    """Build the kernels if that has not been done, and say if runs will use them. Return the exit code."""
+    """Build the kernels if that has not been done, and say if runs will use them. Return the exit code.
+
+    Kernels that failed their check are checked once more: the machine may have been busy.
+    """
+    verdict = verdict_path(library_path())
+    if verdict.exists() and verdict.read_text():
+        verdict.unlink()
     try:
         library = compiled_and_checked()
     except KernelsUnavailable as error:
@@ -105,14 +121,15 @@ def compiled_and_checked() -> Path:
     Raises KernelsUnavailable if that is not possible.
     """
     library = library_path()
-    verdict = library.with_suffix(".checked")
+    verdict = verdict_path(library)
     if not verdict.exists():
         try:
             library.parent.mkdir(parents=True, exist_ok=True)
             with one_at_a_time(library.with_suffix(".lock")):
                 if not verdict.exists():
-                    logger.info("compiling the kernels of the convolutions for this processor, once")
-                    compile_library(library)
+                    if not library.exists():
+                        logger.info("compiling the kernels of the convolutions for this processor, once")
+                        compile_library(library)
                     check_library(library, verdict)
         except OSError as error:
             raise KernelsUnavailable(f"{library.parent}: {error.strerror or error}") from error
@@ -169,7 +186,7 @@ def check_library(library: Path, verdict: Path) -> None:
         failure = f"the check of the kernels failed: {lines[-1]}" if result.returncode else ""
     except subprocess.TimeoutExpired:
         failure = f"the check of the kernels took more than {CHECK_SECONDS} s"
-    write_atomically(verdict, failure.encode())
+    write_atomically(verdict, f"{failure} ({AGAIN})".encode() if failure else b"")
 
 
 if __name__ == "__main__":
