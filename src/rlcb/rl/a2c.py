@@ -16,8 +16,14 @@ from torch import Tensor
 
 from rlcb.config.config import Config
 from rlcb.rl.learner import Learner
-from rlcb.rl.losses import actor_critic_loss, joint_explained_variance, normalisations, policy_terms
-from rlcb.rl.rollout_buffer import RolloutBuffer, take_rows
+from rlcb.rl.losses import (
+    actor_critic_loss,
+    joint_explained_variance,
+    normalisations,
+    policy_terms,
+    take_rows,
+)
+from rlcb.rl.rollout_buffer import RolloutBuffer
 
 USES_GAE = True  # the rollout needs advantages and returns before `update`
 STATISTICS = ("policy_loss", "value_loss", "entropy")

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlcb.kernels.features import NativePasses, backpropagate
+from rlcb.rl.losses import take_rows
 from rlcb.rl.models import ActorCritic
-from rlcb.rl.rollout_buffer import RolloutBuffer, take_rows
+from rlcb.rl.rollout_buffer import RolloutBuffer
 
 
 class ActivationCache:

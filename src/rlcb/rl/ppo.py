@@ -31,9 +31,9 @@ from rlcb.config.config import Config
 from rlcb.config.settings import TrainingConfig
 from rlcb.rl.communicator import Communicator
 from rlcb.rl.learner import Learner
-from rlcb.rl.losses import joint_explained_variance, normalisations, policy_terms, value_loss
+from rlcb.rl.losses import joint_explained_variance, normalisations, policy_terms, take_rows, value_loss
 from rlcb.rl.models import ActorCritic
-from rlcb.rl.rollout_buffer import RolloutBuffer, take_rows
+from rlcb.rl.rollout_buffer import RolloutBuffer
 from rlcb.rl.statistics import SampleMeans
 from rlcb.seeding import minibatch_permutation
 
