@@ -260,3 +260,33 @@ def test_a_thread_that_fails_ends_the_pass(monkeypatch: pytest.MonkeyPatch, one_
     torch.set_num_threads(2)
     with pytest.raises(MemoryError, match="too little"):
         model.features(observations(2 * native.network.images))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_weights_that_are_constant_give_the_same_actions_and_may_change_afterwards(
+    architecture: str, threads: int, one_thread: None
+) -> None:
+    torch.set_num_threads(threads)
+    model, x, noise = network(architecture), observations(70), torch.rand(70, dtype=torch.float64)
+
+    def acts(expected: tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
+        found = model.act(x, noise)
+        for value, right in zip(found, expected or found, strict=True):
+            assert torch.equal(value, right)
+        return found
+
+    before = acts()
+    with pytest.raises(KeyError), model.constant_weights():
+        raise KeyError
+    with model.constant_weights():
+        acts(before)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    after = acts()
+    assert not torch.equal(after[2], before[2])
+    with model.constant_weights():
+        acts(after)
+    logits, values = model(x)  # with a graph
+    torch.testing.assert_close(values, after[2], rtol=1e-5, atol=1e-5)

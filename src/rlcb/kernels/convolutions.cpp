@@ -1068,12 +1068,17 @@ void rlcb_weights(const Direct* geometry, const void* x, const float* dy, float*
     }
 }
 
-// y (rows, K) = max(x (rows, C) w (K, C)^T + bias (K,), 0).
-void rlcb_dense(const float* x, const float* w, const float* bias, float* y, int rows, int C, int K) {
-    float* panel = panel_scratch.floats(static_cast<size_t>(C) * PANEL);
-    for (int k = 0; k < K; k += PANEL) {
-        transpose_panel(w + static_cast<size_t>(k) * C, C, panel);
-        panel_product(x, panel, bias + k, y + k, rows, C, K);
+// panels (K / PANEL, C, PANEL) = w (K, C), in the order in which rlcb_dense reads it.
+void rlcb_dense_panels(const float* w, float* panels, int C, int K) {
+    for (size_t k = 0; k < static_cast<size_t>(K); k += PANEL) transpose_panel(w + k * C, C, panels + k * C);
+}
+
+// y (rows, K) = max(x (rows, C) w (K, C)^T + bias (K,), 0). `panels` of w may be null.
+void rlcb_dense(const float* x, const float* w, const float* panels, const float* bias, float* y, int rows, int C, int K) {
+    float* scratch = panels ? nullptr : panel_scratch.floats(static_cast<size_t>(C) * PANEL);
+    for (size_t k = 0; k < static_cast<size_t>(K); k += PANEL) {
+        if (!panels) transpose_panel(w + k * C, C, scratch);
+        panel_product(x, panels ? panels + k * C : scratch, bias + k, y + k, rows, C, K);
     }
 }
 

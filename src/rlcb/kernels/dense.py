@@ -5,7 +5,8 @@ PyTorch's float32 products, by MKL, reach half the speed of these kernels on an 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,11 +22,23 @@ class NativeDense:
     def __init__(self, library: Library, layer: nn.Linear) -> None:
         self.library, self.layer = library, layer
         self.threads = Threads()
+        self._panels: Tensor | None = None
 
     @staticmethod
     def supports(layer: nn.Linear) -> bool:
         """Return whether the kernels can compute a layer."""
         return layer.in_features % PANEL_MULTIPLE == 0 and layer.out_features % PANEL_MULTIPLE == 0
+
+    @contextmanager
+    def constant_weights(self) -> Iterator[None]:
+        """Within this context the weights must stay as they are. They are put in the kernels' order once."""
+        weight = self.layer.weight
+        self._panels = torch.empty(weight.shape)
+        self.library.dense_panels(weight.data_ptr(), self._panels.data_ptr(), weight.shape[1], len(weight))
+        try:
+            yield
+        finally:
+            self._panels = None
 
     def __call__(self, features: Tensor) -> Tensor:
         features = features.contiguous()
@@ -37,10 +50,11 @@ class NativeDense:
     def forward(self, x: Tensor) -> Tensor:
         """Return the output (B, H)."""
         layer, y = self.layer, torch.empty(len(x), self.layer.out_features)
+        panels = None if self._panels is None else self._panels.data_ptr()
 
         def part(first: int, count: int) -> None:
             self.library.dense(
-                *(_row(x, first), layer.weight.data_ptr(), layer.bias.data_ptr(), _row(y, first)),
+                *(_row(x, first), layer.weight.data_ptr(), panels, layer.bias.data_ptr(), _row(y, first)),
                 *(count, layer.in_features, layer.out_features),
             )
 

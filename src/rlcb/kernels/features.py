@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,13 +26,27 @@ class NativeFeatures:
         self.network = network
         self._local = threading.local()
         self._threads = Threads()
+        self._filters: list[Tensor] | None = None
+
+    @contextmanager
+    def constant_weights(self) -> Iterator[None]:
+        """Within this context the weights must stay as they are. They are not compared at every pass."""
+        self._filters = self.network.prepare()
+        try:
+            yield
+        finally:
+            self._filters = None
+
+    def filters(self) -> list[Tensor]:
+        """Return the filters for forward passes."""
+        return self.network.prepare() if self._filters is None else self._filters
 
     def __call__(self, observations: Tensor) -> Tensor:
         observations = observations.contiguous()
         if torch.is_grad_enabled():
             return F.relu(_Convolutions.apply(self, observations, *self.parameters()))  # type: ignore[no-untyped-call]
         out = torch.empty(len(observations), self.network.out_features)
-        self.forward(observations, self.network.prepare(), None, 0, out)
+        self.forward(observations, self.filters(), None, 0, out)
         return F.relu(out, inplace=True)
 
     def forward(
@@ -108,7 +123,7 @@ class _Convolutions(torch.autograd.Function):
         network = features.network
         kept = network.activations(len(observations))
         out = torch.empty(len(observations), network.out_features)
-        features.forward(observations, network.prepare(), kept, 0, out)
+        features.forward(observations, features.filters(), kept, 0, out)
         ctx.features = features
         ctx.save_for_backward(observations, *kept)
         return out
@@ -138,7 +153,7 @@ class NativePasses:
         the backward pass."""
         slot = sum(map(len, self.batches))
         if not self.batches:
-            self.filters = self.native.network.prepare()
+            self.filters = self.native.filters()
         out = self.out[slot : slot + len(observations)]
         self.batches.append(observations.contiguous())
         self.native.forward(self.batches[-1], self.filters, self.kept, slot, out)

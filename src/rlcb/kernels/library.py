@@ -55,7 +55,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "rlcb_winograd_filter_gradient": [POINTER(WinogradGeometry), c_void_p, c_float, c_void_p],
     "rlcb_convolve": [POINTER(Direct)] + [c_void_p] * 4 + [c_int],
     "rlcb_weights": [POINTER(Direct)] + [c_void_p] * 4 + [c_int],
-    "rlcb_dense": [c_void_p] * 4 + [c_int] * 3,
+    "rlcb_dense_panels": [c_void_p] * 2 + [c_int] * 2,
+    "rlcb_dense": [c_void_p] * 5 + [c_int] * 3,
     "rlcb_dense_input_gradient": [c_void_p] * 3 + [c_int] * 3,
     "rlcb_dense_weight_gradient": [c_void_p] * 3 + [c_int] * 5,
     "rlcb_act": [c_void_p] * 9 + [c_int] * 3,
@@ -81,6 +82,7 @@ class Library:
         self.winograd_filter_gradient = functions.rlcb_winograd_filter_gradient
         self.convolve = functions.rlcb_convolve
         self.weights = functions.rlcb_weights
+        self.dense_panels = functions.rlcb_dense_panels
         self.dense = functions.rlcb_dense
         self.dense_input_gradient = functions.rlcb_dense_input_gradient
         self.dense_weight_gradient = functions.rlcb_dense_weight_gradient

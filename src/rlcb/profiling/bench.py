@@ -157,7 +157,8 @@ class MachineBench:
         def act() -> None:
             model.act(frames, self.noise[:size])
 
-        return median_seconds(act, duration) / size
+        with model.constant_weights():
+            return median_seconds(act, duration) / size
 
     def forward_backward(
         self, size: int, threads: int, layout: str, precision: str, duration: float
@@ -183,8 +184,9 @@ class MachineBench:
         frames = self.frames[:size]
 
         def act_and_learn() -> None:
-            for _ in range(rollout.n_steps):
-                cache.act(frames, self.noise[:size])
+            with model.constant_weights():
+                for _ in range(rollout.n_steps):
+                    cache.act(frames, self.noise[:size])
             loss = self._loss(*cache.forward(np.arange(rollout.num_samples)))
             loss.backward()  # type: ignore[no-untyped-call]
             cache.backward()

@@ -78,6 +78,12 @@ class Collector:
         noise = torch.from_numpy(
             action_noise(self.seed, update, self.first_env, self.env.num_envs, rollout.n_steps)
         )
+        with self.model.constant_weights():
+            self._act(rollout, noise, update, last_values)
+        return [each for t in range(rollout.n_steps) for each in self._count_episodes(rollout, t)]
+
+    def _act(self, rollout: RolloutBuffer, noise: torch.Tensor, update: int, last_values: bool) -> None:
+        """Fill `rollout` (T, N), with noise (T, N)."""
         final_observations: dict[int, NDArray[Any]] = {}
         for t in range(rollout.n_steps):
             self.heartbeat()
@@ -96,7 +102,6 @@ class Collector:
             with self.timer("inference"), torch.inference_mode():
                 behind = self.model(torch.from_numpy(self.observations))[1].numpy()
         self._bootstrap(rollout, rollout.n_steps - 1, behind, final_observations)
-        return [each for t in range(rollout.n_steps) for each in self._count_episodes(rollout, t)]
 
     def _step(self, rollout: RolloutBuffer, t: int, update: int) -> dict[int, NDArray[Any]]:
         """Step the environments with the actions of row t and write the outcome into that row.

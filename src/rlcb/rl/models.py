@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
@@ -181,6 +183,15 @@ class ActorCritic(nn.Module):
             with self._autocast():
                 hidden = self.body.hidden(features).float()
         return self.policy(hidden), self.value(hidden).squeeze(-1)
+
+    @contextmanager
+    def constant_weights(self) -> Iterator[None]:
+        """Within this context the weights must stay as they are, so native kernels prepare them only once."""
+        with ExitStack() as stack:
+            for native in (self.native, self.native_dense):
+                if native is not None:
+                    stack.enter_context(native.constant_weights())
+            yield
 
     def act(self, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return sampled actions (N,) int64, their log-probabilities (N,) and values (N,), without a graph.
