@@ -23,7 +23,7 @@ from perf.peers.programs.protocol import MARK
 from perf.training_runs import environment
 from rlcb import cpu
 from rlcb.errors import RunError
-from rlcb.paths import PROJECT
+from rlcb.paths import IMPORT_ROOT, PROJECT
 from rlcb.software import describe_software
 from rlcb.training.resource_monitor import ResourceMonitor
 
@@ -98,15 +98,16 @@ class Program:
                 stdout=out,
                 stderr=err,
                 cwd=PROJECT,
-                env={**self.threads_given(), "TMPDIR": str(folder)},  # what it leaves goes with the folder
+                env={**self.surroundings(), "TMPDIR": str(folder)},  # what it leaves goes with the folder
                 start_new_session=True,
             )
 
-    def threads_given(self) -> dict[str, str]:
-        """The environment, which tells a peer the cores that this project counts: torch by itself does not
-        see how many of them a container may use."""
-        threads = {} if self.side.own_rows else {"OMP_NUM_THREADS": str(cpu.usable_cores())}
-        return {**environment(), **threads}
+    def surroundings(self) -> dict[str, str]:
+        """The environment variables. They tell a peer where this package is, which its program imports, and
+        the cores that this project counts: torch by itself does not see how many a container may use."""
+        if self.side.own_rows:
+            return environment()
+        return {**environment(), "PYTHONPATH": IMPORT_ROOT, "OMP_NUM_THREADS": str(cpu.usable_cores())}
 
     def said(self) -> list[dict[str, Any]]:
         lines = self.output.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]

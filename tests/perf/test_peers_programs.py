@@ -90,9 +90,9 @@ for update in range(1, 1000):
 """
 
 
-def say(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Let a side be this program."""
-    side = Side("a program", OWN, lambda case, python, folder: [sys.executable, "-c", code])
+def say(monkeypatch: pytest.MonkeyPatch, code: str, *options: str) -> None:
+    """Let a side be this program, which Python runs with these options."""
+    side = Side("a program", OWN, lambda case, python, folder: [sys.executable, *options, "-c", code])
     monkeypatch.setitem(SIDES, "plain", side)
 
 
@@ -126,6 +126,14 @@ def test_a_program_with_a_network_of_another_size_is_refused(
 def test_a_program_that_ends_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     say(monkeypatch, "import sys; print('one'); sys.exit('no environment of that name')")
     with pytest.raises(PeerUnavailable, match="a program ended with code 1: no environment of that name"):
+        measure("plain", CASE, Window())
+
+
+@pytest.mark.timeout(180)
+def test_a_program_finds_this_package_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    say(monkeypatch, "import sys, rlcb.paths; sys.exit('found')", "-S")  # -S: without installed packages
+    with pytest.raises(PeerUnavailable, match="a program ended with code 1: found"):
         measure("plain", CASE, Window())
 
 
