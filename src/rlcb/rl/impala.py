@@ -78,7 +78,8 @@ def columns_loss(
     targets v and advantages A; it and the statistics are means over the T * C samples. V-trace needs whole
     columns, so a minibatch consists of columns, not of samples.
     """
-    batch = {name: getattr(rollout, name)[:, columns] for name in LOSS_INPUTS}  # [T, C, ...]
+    # Indexing by `[:, columns]` would copy images element by element, in over forty times the time.
+    batch = {name: getattr(rollout, name).take(columns, axis=1) for name in LOSS_INPUTS}  # [T, C, ...]
     n_steps, count = batch["actions"].shape
     observations = batch["observations"].reshape(n_steps * count, *rollout.spaces.observation_shape)
     actions = torch.from_numpy(batch["actions"].reshape(-1))
