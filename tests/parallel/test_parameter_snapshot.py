@@ -116,11 +116,18 @@ def test_a_copy_counts_only_with_its_own_version_and_checksum(damage: str) -> No
     assert not reader.is_alive()
 
 
-def test_the_checksum_sees_a_single_bit() -> None:
-    parameters = torch.zeros(1000)
+@pytest.mark.parametrize(("count", "changed"), [(1000, 500), (1001, 1000), (1, 0)])
+def test_the_checksum_sees_a_single_bit(count: int, changed: int) -> None:
+    parameters = torch.randn(count)
     before = checksum(parameters)
-    parameters[500] = -0.0
+    parameters[changed] *= -1
     assert checksum(parameters) != before
+
+
+def test_a_mixture_of_two_versions_has_the_checksum_of_neither() -> None:
+    old, new = torch.randn(1001), torch.randn(1001)
+    for split in range(1, 1001):
+        assert checksum(torch.cat([new[:split], old[split:]])) not in (checksum(old), checksum(new))
 
 
 @pytest.mark.timeout(180)
