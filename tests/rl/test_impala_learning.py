@@ -113,8 +113,8 @@ def test_the_image_environment_is_solved_by_a_policy_that_acts_five_updates_late
 
 @pytest.mark.timeout(300)
 def test_without_importance_ratios_a_late_policy_rarely_solves_the_fork_environment() -> None:
-    """With importance ratios, or with a policy that is not late, at least 7 of 8 seeds solve it. Without
-    them, a policy that acts twelve updates late solves it for at most 3 seeds.
+    """With importance ratios, or with a policy that is not late, at least 5 of 6 seeds solve it. Without
+    them, a policy that acts twelve updates late solves it for at most 2 seeds.
 
     The fork offers a safe reward of 0.4 or a door. The door is worth 0.25 to a random policy and 1 to a
     policy that has learned to open it. Every policy soon learns to open the door. Without importance ratios,
@@ -124,11 +124,11 @@ def test_without_importance_ratios_a_late_policy_rarely_solves_the_fork_environm
     def solved(lag: int, corrected: bool) -> int:
         settings = {"learning_rate": 0.05, "gamma": 1.0, "ent_coef": 0.0}
         results = [
-            learn_from_the_past(fork_env.ID, lag, 70, seed, corrected, **settings) for seed in range(8)
+            learn_from_the_past(fork_env.ID, lag, 70, seed, corrected, **settings) for seed in range(6)
         ]
         assert all(0.3 < result <= 1 for result in results)
         return sum(result > 0.9 for result in results)
 
-    assert solved(lag=0, corrected=False) >= 7
-    assert solved(lag=12, corrected=True) >= 7
-    assert solved(lag=12, corrected=False) <= 3
+    assert solved(lag=0, corrected=False) >= 5
+    assert solved(lag=12, corrected=True) >= 5
+    assert solved(lag=12, corrected=False) <= 2
