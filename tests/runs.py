@@ -138,7 +138,8 @@ def start(script: str, *arguments: object, **options: Any) -> subprocess.Popen[s
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     (path,) = folder.glob("logs/*/metrics.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    complete = path.read_text().split("\n")[:-1]  # the last line may still be being written
+    return [json.loads(line) for line in complete]
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 60, what: str = "it did not come") -> None:
