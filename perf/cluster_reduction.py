@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perf.cluster_scaling.link import SHAPES
+from perf.cluster_scaling.link import RATES, SHAPES
 from perf.measure import Comparison, interleave, save, table
 from tests import runs
 from tests.cluster_runs import PPO, Nodes, two_hosts
@@ -58,7 +58,7 @@ FEW_UPDATES = 2
 
 def rows_of_run(rate: str, script: str, *flags: object) -> list[dict[str, Any]]:
     """Train on two hosts joined by a link of this rate, and return the rows of metrics.jsonl."""
-    shape = SHAPES.get(rate, ())
+    shape = SHAPES.get(RATES[rate], ())
     with tempfile.TemporaryDirectory() as folder, two_hosts(rate, *shape) as (names, address):
         with Nodes(address, names) as nodes:
             output = ("--set", "logging.tensorboard=false", "--output-dir", Path(folder) / "run")

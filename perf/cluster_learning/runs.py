@@ -21,7 +21,7 @@ from perf.cluster_learning.ways import (
     flags_of,
     settings_of,
 )
-from perf.cluster_scaling.link import RATES, SHAPES, hosts
+from perf.cluster_scaling.link import RATES, hosts
 from perf.training_runs import is_complete
 from tests import runs
 from tests.cluster_runs import Nodes, own_address
@@ -40,7 +40,7 @@ def train(
     with ExitStack() as stack:
         names, address = ("",) * ranks, own_address()
         if link is not None:
-            place = stack.enter_context(hosts(ranks, RATES[link], shape=SHAPES.get(link)))
+            place = stack.enter_context(hosts(ranks, RATES[link]))
             names, address = place.names, place.addresses[0]
         nodes = stack.enter_context(Nodes(address, names))
         budget = ("--env", env, "--total-timesteps", updates * UPDATE, "--output-dir", folder)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -46,12 +46,14 @@ class Case:
     rate: float
     delay: float = 0.0
     overlap: bool = False
-    compression: bool = False
+    compression: Literal["none", "bf16", "powersgd"] = "none"
 
     @property
     def name(self) -> str:
         batch = f"minibatches of {self.batch}" if self.batch else "one batch"
-        extra = (", overlap" if self.overlap else "") + (", bf16" if self.compression else "")
+        extra = (", overlap" if self.overlap else "") + (
+            "" if self.compression == "none" else f", {self.compression}"
+        )
         return f"{self.algorithm.upper()}, {self.network}, {self.envs} x {self.n_steps}, {batch}{extra}"
 
     @property
@@ -77,9 +79,9 @@ class Case:
         return (
             *learners,
             f"model.architecture={self.network}",
-            "hardware.keep_acting_passes=false",  # as in the model's pieces
+            "logging.snapshot_seconds=60",  # no copies of all states, as in the prediction
             f"cluster.overlap={str(self.overlap).lower()}",
-            f"cluster.compression={'bf16' if self.compression else 'none'}",
+            f"cluster.compression={self.compression}",
         )
 
 
@@ -94,7 +96,11 @@ CASES = (
     *(Case("a2c", "nature", 16, 16, None, 1, rate) for rate in (GIGABIT, SLOW)),
     Case("a2c", "nature", 16, 16, None, 1, GIGABIT, 1e-3),
     Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, GIGABIT, overlap=True),
-    Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, SLOW, compression=True),
+    Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, SLOW, compression="bf16"),
+    Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, GIGABIT, compression="powersgd"),
+    Case("ppo", "nature", 16, 32, SMALL_BATCH, 2, SLOW, compression="powersgd"),
+    Case("ppo", "impala", 16, 32, SMALL_BATCH, 2, SLOW, compression="powersgd"),
+    Case("a2c", "nature", 16, 16, None, 1, SLOW, compression="powersgd"),
     *(Case("impala", "nature", 16, 32, None, 1, rate) for rate in (FAST, GIGABIT, SLOW)),
     Case("impala", "impala", 16, 32, None, 1, SLOW),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from perf.cluster_scaling.model import Computing, Machine
+from perf.cluster_scaling.model import Computing, LowRank, Machine
 from perf.cluster_scaling.ring import Points, Sharing, fit_hop
 from rlcb.cpu import describe_machine
 from rlcb.files import write_json
@@ -67,6 +67,7 @@ class Data:
         del measured["thread_efficiency"]
         measured["act"] = _points(measured["act"])
         measured["learn"] = {name: _points(each) for name, each in measured["learn"].items()}
+        measured["low_rank"] = LowRank(**measured["low_rank"])
         return Computing(**measured)
 
     @property

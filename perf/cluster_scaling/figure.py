@@ -15,7 +15,7 @@ from perf.cluster_scaling.grid import (
     IMPALA,
     LINKS,
     NODES,
-    TOGETHER,
+    ONE_RING,
     Grid,
     costs,
 )
@@ -40,6 +40,7 @@ SHADES = {
     "latency, node": VERMILION,
     "latency, network": "#EBA06B",
     "bytes": "#F3CDB0",
+    "low rank": "#C9A0C9",
     "shuffling": GREEN,
     "gathering": "#7F7F7F",
     "snapshots": "#B5B5B5",
@@ -74,9 +75,9 @@ def draw(grid: Grid, path: Path) -> None:
 
 
 def draw_speed(axes: Axes, grid: Grid, kind: str, network: str) -> None:
-    """Timesteps per second by nodes: small and large ones, two links, as it is and as it could be."""
+    """Timesteps per second by nodes: small and large ones, two links, two ways to sum."""
     ideal = grid.ideal(kind, network)
-    lines = ((BEST, AS_IT_IS, BLUE), (WORST, AS_IT_IS, VERMILION), (BEST, TOGETHER, GREEN))
+    lines = ((BEST, AS_IT_IS, BLUE), (WORST, AS_IT_IS, VERMILION), (BEST, ONE_RING, GREEN))
     for cores, width in ((SMALL_NODE, 1.2), (LARGE_NODE, 2.4)):
         axes.plot(NODES, [ideal * cores * each for each in NODES], color="0.6", linewidth=1, linestyle=":")
         for link, way, colour in lines:
@@ -84,12 +85,12 @@ def draw_speed(axes: Axes, grid: Grid, kind: str, network: str) -> None:
             axes.plot(NODES, fps, color=colour, linewidth=width)
             if cores == LARGE_NODE and link == BEST:
                 share = fps[-1] / (ideal * cores * NODES[-1])
-                note(axes, f"{share:.1%} of ideal", (NODES[-1], fps[-1]), colour, below=way is AS_IT_IS)
+                note(axes, f"{share:.1%} of ideal", (NODES[-1], fps[-1]), colour, below=way is ONE_RING)
     logarithmic(axes, NODES, "nodes", "timesteps per second")
     axes.set_title(kind, loc="left")
     if kind == GROWING:
         axes.plot([], [], color="0.6", linestyle=":", label="every core as fast as alone")
-        axes.plot([], [], color=GREEN, label=f"what could be built, {link_name(*BEST)}")
+        axes.plot([], [], color=GREEN, label=f"one ring of all ranks, {link_name(*BEST)}")
         axes.plot([], [], color=BLUE, label=f"as it is, {link_name(*BEST)}")
         axes.plot([], [], color=VERMILION, label=f"as it is, {link_name(*WORST)}")
         axes.legend(frameon=False, fontsize=9.5, loc="upper left")

@@ -17,13 +17,15 @@ ENVS = 16  # of a core
 GROWING, FIXED, A2C, IMPALA = "PPO", "PPO, minibatches of 8,192", "A2C", "IMPALA"
 KINDS = (GROWING, FIXED, A2C, IMPALA)
 HALF = 0.5
-PLAIN = Options()
+AUTO = Options(hierarchical=True)
+"""What `cluster.reduction: auto` chooses where the system has shared memory."""
 
 # What an update's time goes to beside acting and learning.
 COSTS = {
     "latency, network": "hops between nodes",
     "latency, node": "hops within nodes",
     "bytes": "bytes",
+    "low rank": "computing of low ranks",
     "uneven": "waiting for the slowest",
     "crowd": "cores that slow each other",
     "small shares": "small shares of a minibatch",
@@ -38,7 +40,7 @@ class Way:
     """A way to use or build a cluster."""
 
     name: str
-    options: Options = PLAIN
+    options: Options = AUTO
     threads: int = 1
     """Of a rank, which then has as many cores."""
     rate: float = 1.0
@@ -47,18 +49,18 @@ class Way:
 
 
 AS_IT_IS = Way("as it is")
-TOGETHER = Way("the last two together", Options(hierarchical=True, local_index=True))
-# What can be set or bought today; what would have to be written; all of the latter.
+ONE_RING = Way("cluster.reduction=ring", Options())
+# What can be set or bought today; what would have to be written.
 WAYS = (
     AS_IT_IS,
-    Way("cluster.compression=bf16", Options(compression=True)),
-    Way("cluster.overlap=true", Options(overlap=True)),
+    ONE_RING,
+    Way("cluster.compression=bf16", replace(AUTO, compression="bf16")),
+    Way("cluster.compression=powersgd", replace(AUTO, compression="powersgd")),
+    Way("cluster.overlap=true", replace(AUTO, overlap=True)),
     Way("ranks of two threads on two cores", threads=2),
     Way("a network of ten times the rate", rate=10.0),
     Way("a network of a tenth of the delay", delay=0.1),
-    Way("sums within nodes, then between nodes", Options(hierarchical=True)),
-    Way("each rank shuffles its own samples", Options(local_index=True)),
-    TOGETHER,
+    Way("each rank shuffles its own samples", replace(AUTO, local_index=True)),
 )
 
 
@@ -159,13 +161,13 @@ class Grid:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """All clusters, as they are and with all that would help."""
+        """All clusters, with the sums that the program chooses and with one ring."""
         return [
             self.row(kind, network, nodes, cores, rate, delay, way)
             for kind in KINDS
             for network in self.data.networks
             for rate, delay in LINKS
-            for way in (AS_IT_IS, TOGETHER)
+            for way in (AS_IT_IS, ONE_RING)
             for cores in CORES
             for nodes in NODES
         ]

@@ -28,9 +28,10 @@ START_SECONDS = 10.0
 
 RATES = {"10mbit": 1e7, "100mbit": 1e8, "1gbit": 1e9}
 """Links, as tc writes them, and their bits per second."""
-SHAPES = {"100mbit": ("8000", "70ms"), "10mbit": ("2500", "250ms")}
-"""For slow links: bytes that pass at once after a pause, and how long packets may wait, in words of tc. Few
-bytes, or all of a short message would pass; a wait so long that no part of a long one is lost."""
+SHAPES = {1e8: ("8000", "70ms"), 1e7: ("2500", "250ms")}
+"""For slow links by bits per second: bytes that pass at once after a pause, and how long packets may wait, in
+words of tc. Few bytes, or all of a short message would pass; a wait so long that no part of a long one is
+lost."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,10 @@ def require_namespaces() -> None:
 
 
 @contextlib.contextmanager
-def hosts(
-    count: int, rate: float, delay: float = 0.0, shape: tuple[str, str] | None = None
-) -> Iterator[Hosts]:
+def hosts(count: int, rate: float, delay: float = 0.0) -> Iterator[Hosts]:
     """`count` hosts with links of `rate` bits per second (infinite: no limit) and `delay` seconds one way.
 
-    With a delay there can be two hosts. They are gone at the exit, whatever happens inside. `shape` is the
-    burst and the latency of a link without a delay (SHAPES).
+    With a delay there can be two hosts. They are gone at the exit, whatever happens inside.
     """
     if delay and count != 2:
         raise ValueError(f"a delay is between two hosts, not {count}")
@@ -77,7 +75,7 @@ def hosts(
         if delay:
             stack.enter_context(_joined_by_program(names, rate, delay))
         else:
-            _join_by_switch(switch, names, rate, shape)
+            _join_by_switch(switch, names, rate)
         for name, address in zip(names, addresses):
             call("ip", "-n", name, "address", "add", f"{address}/24", "dev", LINK)
             call("ip", "-n", name, "link", "set", LINK, "up")
@@ -96,7 +94,7 @@ def this_machine(count: int) -> Hosts:
     return Hosts(("",) * count, ("127.0.0.1",) * count, "lo")
 
 
-def _join_by_switch(switch: str, names: tuple[str, ...], rate: float, shape: tuple[str, str] | None) -> None:
+def _join_by_switch(switch: str, names: tuple[str, ...], rate: float) -> None:
     call("ip", "netns", "add", switch)
     call("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
     call("ip", "-n", switch, "link", "set", "switch", "up")
@@ -107,7 +105,7 @@ def _join_by_switch(switch: str, names: tuple[str, ...], rate: float, shape: tup
         call("ip", "-n", switch, "link", "set", port, "master", "switch", "up")
         if math.isfinite(rate):
             # A burst of a tenth of a millisecond, but no less than the largest packet, which would be cut up.
-            burst, latency = shape or (str(max(66_000, int(rate / 8 * 1e-4))), "50ms")
+            burst, latency = SHAPES.get(rate) or (str(max(66_000, int(rate / 8 * 1e-4))), "50ms")
             words = ("tbf", "rate", f"{rate:.0f}bit", "burst", burst, "latency", latency)
             call("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", LINK, "root", *words)
 

@@ -10,11 +10,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
+from typing import Literal
 
-from perf.cluster_scaling.ring import Hop, Points, Sharing, add, hierarchical_parts, ring_parts
+from perf.cluster_scaling.ring import (
+    Hop,
+    Points,
+    Sharing,
+    add,
+    hierarchical_parts,
+    node_parts,
+    ring_parts,
+)
 
 BACKWARD_SHARE = 2 / 3  # of forward and backward pass together
-BUSY = ("act", "learn", "rest", "crowd")  # the parts of an update in which a core computes
+BUSY = ("act", "learn", "rest", "low rank", "crowd")  # the parts of an update in which a core computes
 SMALL_BYTES = 32  # of the sums of a few numbers that come between the gradients
 MOMENT_BYTES = 24  # of what a node tells of the advantages of its part of a minibatch: three numbers
 
@@ -39,6 +48,15 @@ class Machine:
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """What PowerSGD sends in the two sums of a gradient, and how long a core computes for them."""
+
+    first_bytes: int
+    second_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Computing:
     """The measurements of a neural network on one core while all cores are busy."""
 
@@ -46,7 +64,7 @@ class Computing:
     act: Points
     """Environments of a process -> seconds of one step of all of them, the network included."""
     learn: Mapping[str, Points]
-    """Algorithm -> samples -> seconds of an optimiser step on them."""
+    """Algorithm -> samples -> seconds of an optimiser step on them; A2C reuses the passes of acting."""
     rest: Mapping[str, float]
     """Algorithm -> seconds of an update for each of its rows: advantages, scaling, bookkeeping."""
     beta: float
@@ -56,6 +74,7 @@ class Computing:
     noise: float
     """Standard deviation of the time of equal optimiser steps, as a share of their mean."""
     microbatch: int
+    low_rank: LowRank
 
     @property
     def gradient_bytes(self) -> int:
@@ -82,11 +101,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Options:
-    """How gradients are summed. The program does not have `local_index`, and its `hierarchical` uses gloo
-    within nodes (ring.nested_ring_parts)."""
+    """How gradients are summed. The program does not have `local_index`."""
 
     overlap: bool = False
-    compression: bool = False
+    compression: Literal["none", "bf16", "powersgd"] = "none"
     hierarchical: bool = False
     """Sums within a node in shared memory; one rank of each node talks to other nodes."""
     local_index: bool = False
@@ -148,7 +166,9 @@ def gradient_parts(
 
     With overlap all but the last bucket travels while that pass goes on, which takes gloo's threads from it.
     """
-    divisor = 2 if options.compression else 1
+    if options.compression == "powersgd":
+        return low_rank_parts(computing, machine, nodes, per_node, network, options)
+    divisor = 2 if options.compression == "bf16" else 1
     late = computing.late_bytes / divisor if options.overlap else 0.0
     parts = sum_parts(computing.gradient_bytes / divisor - late, nodes, per_node, network, machine, options)
     if options.overlap:
@@ -156,8 +176,23 @@ def gradient_parts(
         left = 1 - machine.hidden_share * min(1.0, backward / whole)
         parts = {name: value * left for name, value in parts.items()}
         parts = add(parts, sum_parts(late, nodes, per_node, network, machine, options))
-    if options.overlap or options.compression:  # the statistics go by themselves
+    if options.overlap or options.compression == "bf16":  # the statistics go by themselves
         parts = add(parts, sum_parts(SMALL_BYTES, nodes, per_node, network, machine, options))
+    return parts
+
+
+def low_rank_parts(
+    computing: Computing, machine: Machine, nodes: int, per_node: int, network: Hop, options: Options
+) -> dict[str, float]:
+    """PowerSGD's two sums: over all ranks, or between nodes that have summed whole gradients within."""
+    sizes = computing.low_rank.first_bytes, computing.low_rank.second_bytes
+    if not options.hierarchical:
+        first, second = (ring_parts(size, nodes, per_node, network, machine.local) for size in sizes)
+        return add(first, second)
+    parts = node_parts(computing.gradient_bytes, per_node, machine.sharing)
+    if nodes > 1:
+        for size in sizes:
+            parts = add(parts, ring_parts(size, nodes, 1, network, machine.local))
     return parts
 
 
@@ -250,6 +285,8 @@ def predict(
     learn = alone * count * interpolate(steps, share)
     uneven = alone * count * (interpolate(steps, most) - interpolate(steps, share))
     rest = alone * workload.n_steps * computing.rest[workload.algorithm]
+    summing = nodes > 1 or (ranks > 1 and not options.hierarchical)
+    low_rank = alone * count * computing.low_rank.seconds * (options.compression == "powersgd" and summing)
     last = alone * (interpolate(steps, min(share, computing.microbatch)) - interpolate(steps, 0))
     gradient = gradient_parts(
         computing, machine, nodes, per_node, network, options, BACKWARD_SHARE * slower * last
@@ -260,7 +297,8 @@ def predict(
         "act": act,
         "learn": learn,
         "rest": rest,
-        "crowd": (slower - 1) * (act + learn + rest),
+        "low rank": low_rank,
+        "crowd": (slower - 1) * (act + learn + rest + low_rank),
         "shuffling": shuffling(workload, total, machine, options),
         "uneven": slower * (math.hypot(uneven, noise * (learn + uneven)) + noise * act),
         **add(small, gradient, count),

@@ -25,7 +25,6 @@ GAME = "coinrun"
 ENVS, STEPS = 16, 32
 ACT_SIZES = (1, 4, 16)
 LEARN_SIZES = (1, 8, 32, 128, 512)
-COLUMNS = (1, 4, 16)  # of IMPALA, of STEPS timesteps each
 INDEX_SIZES = (2**14, 2**18, 2**22)
 PIECE_SECONDS = 0.4
 ROUNDS = 3  # of one core alone and all cores together, in turn
@@ -109,7 +108,8 @@ def repeated(work: Callable[[], Any], seconds: float) -> list[float]:
     return found
 
 
-def make_trainer(network: str, algorithm: str, envs: int, n_steps: int) -> Trainer:
+def make_trainer(network: str, algorithm: str, envs: int, n_steps: int, keep: bool = False) -> Trainer:
+    """`keep`: whether A2C keeps the passes of acting."""
     from rlcb.config.yaml_file import build_config
     from rlcb.training.base import ProcessSetup
     from rlcb.training.trainer import Trainer
@@ -123,7 +123,7 @@ def make_trainer(network: str, algorithm: str, envs: int, n_steps: int) -> Train
             "env": {"id": GAME, "num_envs": envs},
             "model": {"architecture": network},
             "training": training,
-            "hardware": {"keep_acting_passes": False},  # collecting and learning are pieces of their own here
+            "hardware": {"keep_acting_passes": keep if algorithm == "a2c" else None},
         },
         "cluster_scaling",
     )
@@ -143,16 +143,22 @@ def network_pieces(network: str, seconds: float, together: Callable[[], Any]) ->
     trainer = make_trainer(network, "ppo", ENVS, STEPS)
     trainer.iterate(0.0)
     learn["ppo"], noise = ppo_steps(trainer, together, seconds)
-    learn["a2c"], learn["impala"] = {}, {}
+    low_rank = low_rank_pieces(trainer, together, seconds)
     trainer.close()
-    for columns in COLUMNS:
-        for algorithm in ("a2c", "impala"):
-            trainer = make_trainer(network, algorithm, columns, STEPS)
-            times = update_times(trainer, together, seconds)
-            learn[algorithm][columns * STEPS] = statistics.mean(times)
-            if columns == COLUMNS[1]:
-                rest[algorithm] = rest_of(trainer, statistics.mean(times), together, seconds)
-            trainer.close()
+    learn["a2c"], learn["impala"] = {}, {}
+    for algorithm in ("a2c", "impala"):
+        trainer = make_trainer(network, algorithm, ACT_SIZES[1], STEPS)
+        rest[algorithm] = rest_of(trainer, together, seconds)
+        trainer.close()
+    for envs in ACT_SIZES:
+        trainer = make_trainer(network, "impala", envs, STEPS)
+        learn["impala"][envs * STEPS] = update_seconds(trainer, together, seconds)
+        trainer.close()
+        # A2C keeps the passes of acting: what an iteration takes beside acting without keeping them.
+        trainer = make_trainer(network, "a2c", envs, STEPS, keep=True)
+        whole = statistics.mean(times_of(partial(trainer.iterate, 0.0), together, seconds))
+        learn["a2c"][envs * STEPS] = max(0.0, whole - STEPS * (act[envs] + rest["a2c"]))
+        trainer.close()
     return {
         "parameters": len(trainer.learner.parameters),
         "act": act,
@@ -161,6 +167,7 @@ def network_pieces(network: str, seconds: float, together: Callable[[], Any]) ->
         "late_bytes": late_bytes(trainer),
         "noise": noise,
         "microbatch": trainer.microbatch_size,
+        "low_rank": low_rank,
     }
 
 
@@ -218,15 +225,34 @@ def ppo_steps(
     return found, spread
 
 
-def update_times(trainer: Trainer, together: Callable[[], Any], seconds: float) -> list[float]:
+def low_rank_pieces(trainer: Trainer, together: Callable[[], Any], seconds: float) -> dict[str, Any]:
+    """Return the parts of perf.cluster_scaling.model.LowRank with the default rank."""
+    import torch
+
+    from rlcb.cluster.power_sgd import PowerSGD
+    from rlcb.config.settings import DEFAULT_POWERSGD_RANK
+
+    size = len(trainer.learner.parameters)
+    power_sgd = PowerSGD(list(trainer.model.parameters()), DEFAULT_POWERSGD_RANK, size)
+    gradient = torch.randn(size)
+    times = times_of(partial(power_sgd.sum_with, gradient, lambda _: None), together, seconds)
+    return {
+        "first_bytes": power_sgd.first.nbytes,
+        "second_bytes": power_sgd.q.nbytes,
+        "seconds": statistics.mean(times),
+    }
+
+
+def update_seconds(trainer: Trainer, together: Callable[[], Any], seconds: float) -> float:
     """Seconds of the algorithm's update on a rollout of real frames."""
     trainer.iterate(0.0)
     work = partial(trainer.algorithm.update, trainer.learner, trainer.rollout, trainer.config, 1)
-    return times_of(work, together, seconds)
+    return statistics.mean(times_of(work, together, seconds))
 
 
-def rest_of(trainer: Trainer, update: float, together: Callable[[], Any], seconds: float) -> float:
+def rest_of(trainer: Trainer, together: Callable[[], Any], seconds: float) -> float:
     """Seconds for each row of a rollout that an iteration takes beside collecting and updating."""
+    update = update_seconds(trainer, together, seconds)
     collect = times_of(partial(trainer.collector.collect, trainer.local_rollout, 0), together, seconds)
     whole = times_of(partial(trainer.iterate, 0.0), together, seconds)
     return max(0.0, statistics.mean(whole) - statistics.mean(collect) - update) / STEPS

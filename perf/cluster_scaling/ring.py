@@ -85,16 +85,20 @@ def hierarchical_parts(
     The vector is read once as shares of all ranks and once as the result; the node's ranks wait for each
     other three times, in as many rounds as they can be halved.
     """
-    parts = ring_parts(size, nodes, 1, network, local)
-    if per_node > 1:
-        parts["latency, node"] += 3 * math.ceil(math.log2(per_node)) * sharing.meeting
-        parts["bytes"] += 2 * size / sharing.bandwidth
-    return parts
+    return add(ring_parts(size, nodes, 1, network, local), node_parts(size, per_node, sharing))
+
+
+def node_parts(size: float, per_node: int, sharing: Sharing) -> dict[str, float]:
+    """The part of a hierarchical sum in shared memory."""
+    if per_node == 1:
+        return {"latency, network": 0.0, "latency, node": 0.0, "bytes": 0.0}
+    meetings = 3 * math.ceil(math.log2(per_node)) * sharing.meeting
+    return {"latency, network": 0.0, "latency, node": meetings, "bytes": 2 * size / sharing.bandwidth}
 
 
 def nested_ring_parts(size: float, nodes: int, per_node: int, network: Hop, local: Hop) -> dict[str, float]:
-    """The program's hierarchical sum: gloo sums to the first rank of each node, these ranks make a ring, and
-    gloo broadcasts the result in each node.
+    """A hierarchical sum without shared memory: gloo sums to the first rank of each node, these
+    ranks make a ring, and gloo broadcasts the result in each node.
 
     Gloo's sum to one rank is half a ring and a gathering of the segments; its broadcast is a tree.
     """

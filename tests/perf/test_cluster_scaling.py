@@ -14,6 +14,7 @@ from perf.cluster_scaling.cable import VNET_HEADER, wire_bytes
 from perf.cluster_scaling.data import slope
 from perf.cluster_scaling.model import (
     Computing,
+    LowRank,
     Machine,
     Options,
     Workload,
@@ -49,6 +50,7 @@ COMPUTING = Computing(
     late_bytes=200_000,
     noise=0.0,
     microbatch=50,
+    low_rank=LowRank(first_bytes=20_000, second_bytes=30_000, seconds=0.004),
 )
 A2C = Workload("a2c", envs=8, n_steps=10, batch_size=None)
 ACT, LEARN, REST = 10 * 4.5e-3, 0.01 + 80 * 1e-3, 10 * 1e-4  # of A2C's 80 timesteps
@@ -231,8 +233,31 @@ def test_actors_of_impala_act_while_learners_wait() -> None:
 
 def test_bf16_halves_the_bytes_and_sums_the_statistics_apart() -> None:
     plain = predict(A2C, 2, 1, NET, COMPUTING, MACHINE)
-    half = predict(A2C, 2, 1, NET, COMPUTING, MACHINE, Options(compression=True))
+    half = predict(A2C, 2, 1, NET, COMPUTING, MACHINE, Options(compression="bf16"))
     assert plain.seconds - half.seconds == pytest.approx(500_000 / 1e8 - (32 / 1e8 + 2e-3))
+
+
+def test_powersgd_makes_two_small_sums_and_computes_for_them() -> None:
+    plain = predict(A2C, 2, 1, NET, COMPUTING, MACHINE)
+    low_rank = predict(A2C, 2, 1, NET, COMPUTING, MACHINE, Options(compression="powersgd"))
+    sums = 50_000 / 1e8 + 2 * 2e-3
+    assert plain.seconds - low_rank.seconds == pytest.approx(1_000_000 / 1e8 + 2e-3 - sums - 0.004)
+    assert low_rank.parts["low rank"] == pytest.approx(0.004)
+
+
+def test_powersgd_sums_whole_gradients_within_nodes_first() -> None:
+    nested = Options(compression="powersgd", hierarchical=True)
+    prediction = predict(A2C, 4, 8, NET, COMPUTING, MACHINE, nested)
+    small = sum(hierarchical_parts(32, 4, 8, NET, LOCAL, MACHINE.sharing).values())
+    within = 3 * 3 * 2e-5 + 2 * 1_000_000 / 4e9
+    between = sum(sum(ring_parts(size, 4, 1, NET, LOCAL).values()) for size in (20_000, 30_000))
+    summing = sum(prediction.parts[name] for name in ("latency, network", "latency, node", "bytes"))
+    assert summing == pytest.approx(6 * small + within + between)
+    alone = predict(
+        A2C, 1, 8, NET, COMPUTING, MACHINE, nested
+    )  # nothing to send: exact sums in shared memory
+    assert alone.parts["low rank"] == 0.0
+    assert alone.seconds == predict(A2C, 1, 8, NET, COMPUTING, MACHINE, Options(hierarchical=True)).seconds
 
 
 def test_overlap_hides_what_is_sent_during_the_last_backward_pass() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,17 @@ from perf.cluster_scaling.grid import (
     AS_IT_IS,
     FIXED,
     GROWING,
-    TOGETHER,
+    ONE_RING,
     WAYS,
     Grid,
+    Way,
     costs,
     first_below,
     largest_cost,
     with_threads,
     workload_of,
 )
-from perf.cluster_scaling.model import Workload, minibatches, predict
+from perf.cluster_scaling.model import Options, Workload, minibatches, predict
 from perf.cluster_scaling.pieces import mean_of
 from perf.cluster_scaling.reduce import hidden_share
 from perf.cluster_scaling.report import parse_link, report
@@ -99,7 +101,12 @@ def measured(network_hop: float, node_hop: float) -> Data:
         times = {32: 2 * (ranks - 1) * hop, 1_000_000: 2 * (ranks - 1) * hop + 1e-3}
         return {"all_reduce": times, "hidden": {1_000_000: 0.5}, "gather": 1e-4 * ranks, "connections": ranks}
 
-    pieces = {**vars(COMPUTING), "thread_efficiency": 0.8, "beta": 0.001}
+    pieces = {
+        **vars(COMPUTING),
+        "low_rank": vars(COMPUTING.low_rank),
+        "thread_efficiency": 0.8,
+        "beta": 0.001,
+    }
     machine = {
         "index_seconds": {0: 0.0, 1000: 1e-6},
         "sharing": {"meeting": 2e-5, "bandwidth": 4e9},
@@ -128,11 +135,9 @@ def test_hops_are_those_that_were_measured_between_two_ranks() -> None:
 
 def test_what_would_help_helps_and_more_nodes_cost_efficiency() -> None:
     grid = Grid(measured(1e-3, 2e-4))
-    as_it_is, together = (
-        grid.predict(GROWING, "impala", 32, 32, 1e10, 1e-4, way) for way in (AS_IT_IS, TOGETHER)
-    )
-    assert together.fps > 2 * as_it_is.fps
-    rows = [grid.row(GROWING, "impala", nodes, 8, 1e10, 1e-4, AS_IT_IS) for nodes in (1, 8, 128)]
+    nested, ring = (grid.predict(GROWING, "impala", 32, 32, 1e10, 1e-4, way) for way in (AS_IT_IS, ONE_RING))
+    assert nested.fps > 2 * ring.fps
+    rows = [grid.row(GROWING, "impala", nodes, 8, 1e10, 1e-4, ONE_RING) for nodes in (1, 8, 128)]
     efficiencies = [row["efficiency"] for row in rows]
     assert 1 > efficiencies[0] > efficiencies[1] > efficiencies[2] > 0
     assert rows[-1]["largest_cost"] == "hops within nodes"  # 1,024 ranks, seven of eight hops within a node
@@ -141,12 +146,18 @@ def test_what_would_help_helps_and_more_nodes_cost_efficiency() -> None:
 def test_ranks_of_two_threads_are_half_as_many_steps_of_an_all_reduce() -> None:
     grid = Grid(measured(1e-3, 2e-4))
     threads = next(way for way in WAYS if way.threads == 2)
-    one, two = (
-        grid.predict(GROWING, "impala", 4, 16, 1e10, 1e-4, way).parts["latency, node"]
-        for way in (AS_IT_IS, threads)
-    )
+
+    def ratio(*ways: Way) -> float:
+        one, two = (
+            grid.predict(GROWING, "impala", 4, 16, 1e10, 1e-4, way).parts["latency, node"] for way in ways
+        )
+        return two / one
+
     # 64 ranks, 60 hops within nodes; 32 ranks, 28 of them. Of each ring the last hop is not needed.
-    assert two / one == pytest.approx((31 / 32 * 28) / (63 / 64 * 60))
+    assert ratio(ONE_RING, replace(threads, options=Options())) == pytest.approx(
+        (31 / 32 * 28) / (63 / 64 * 60)
+    )
+    assert ratio(AS_IT_IS, threads) == pytest.approx(3 / 4)  # 16 = 2**4 and 8 = 2**3 ranks of a node meet
 
 
 def test_the_report_has_every_table_and_a_picture(tmp_path: Path) -> None:
