@@ -12,6 +12,7 @@ import concurrent.futures
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -103,16 +104,34 @@ def sum_compressed_(tensor: torch.Tensor, group: Any) -> None:
     whatever n is, and all ranks get equal sums. Each rank sends 2 (n - 1) / n * 2 P bytes. One rank alone
     rounds nothing.
     """
-    ranks, size = dist.get_world_size(group), tensor.numel()
+    ranks, rank, size = dist.get_world_size(group), dist.get_rank(group), tensor.numel()
     if ranks == 1:
         return
     part = -(-size // ranks)
-    sent = torch.zeros(ranks * part, dtype=torch.bfloat16)
-    sent[:size] = tensor
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    dist.all_gather_into_tensor(sent, rounded_total(received.view(ranks, part)), group=group)
-    tensor.copy_(sent[:size])
+    sent = torch.zeros(ranks, part, dtype=torch.bfloat16)
+    sent.view(-1)[:size] = tensor
+    parts, totals = torch.empty_like(sent), torch.empty_like(sent)
+    # A rank sends when it knows that the other one expects it. So all is expected before anything is sent,
+    # or that word would wait behind what is sent, and a connection would carry one direction at a time.
+    # gloo's all_to_all and all_gather do not do so.
+    others = [(rank + step) % ranks for step in range(1, ranks)]
+    receive = partial(dist.irecv, group=group)
+    arriving_parts = [receive(parts[other], group_src=other, tag=0) for other in others]
+    arriving_totals = [receive(totals[other], group_src=other, tag=1) for other in others]
+    works = [dist.isend(sent[other], group=group, group_dst=other, tag=0) for other in others]
+    parts[rank] = sent[rank]
+    wait_for(arriving_parts)
+    totals[rank] = rounded_total(parts)
+    works += [dist.isend(totals[rank], group=group, group_dst=other, tag=1) for other in others]
+    wait_for(arriving_totals)
+    wait_for(works)
+    tensor.copy_(totals.view(-1)[:size])
+
+
+def wait_for(works: Sequence[Any]) -> None:
+    """Wait until all these messages are sent or have arrived, however long that takes."""
+    for work in works:
+        work.wait(NO_LIMIT)
 
 
 def rounded_total(vectors: torch.Tensor) -> torch.Tensor:
