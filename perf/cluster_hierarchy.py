@@ -1,4 +1,4 @@
-"""Speed-up by summing within each node first: two hosts of several ranks connected by a shaped link.
+"""Speed-up by summing within each node first: hosts of several ranks connected by a shaped link.
 
     venv/bin/python -m perf.cluster_hierarchy --rate 100mbit [--ranks 4] [--rounds 3] [--only sums runs]
 
@@ -18,8 +18,14 @@ from typing import Any
 from perf.cluster_reduction import rows_of_run
 from perf.cluster_scaling.data import load
 from perf.cluster_scaling.link import RATES, hosts
-from perf.cluster_scaling.reduce import OVER_GLOO, SHARED, SMALL, all_reduce_times
-from perf.cluster_scaling.ring import hierarchical_parts, link_hop, nested_ring_parts, ring_parts
+from perf.cluster_scaling.reduce import DIRECT, OVER_GLOO, SHARED, SMALL, all_reduce_times
+from perf.cluster_scaling.ring import (
+    direct_parts,
+    hierarchical_parts,
+    link_hop,
+    nested_ring_parts,
+    ring_parts,
+)
 from perf.measure import RESULTS, interleave, save, table
 
 NODES, GRADIENT = 2, 1_369_792  # bytes of the Nature CNN's gradient
@@ -27,6 +33,7 @@ RING = "ring"
 WAYS = {
     RING: ("--set", "cluster.reduction=ring"),
     "hierarchical": ("--set", "cluster.reduction=hierarchical"),
+    "direct": ("--set", "cluster.reduction=direct"),
     "auto": ("--set", "cluster.reduction=auto"),
 }
 STEPS, UPDATES, WARM = 16, 14, 4
@@ -43,8 +50,9 @@ def measure_sums(rate: str, ranks: int, seconds: float) -> list[dict[str, Any]]:
         RING: lambda size: ring_parts(size, *place),
         OVER_GLOO: lambda size: nested_ring_parts(size, *place),
         SHARED: lambda size: hierarchical_parts(size, *place, machine.sharing),
+        DIRECT: lambda size: direct_parts(size, NODES, ranks, network, machine.sharing),
     }
-    measured = {RING: found["all_reduce"], OVER_GLOO: found[OVER_GLOO], SHARED: found[SHARED]}
+    measured = {RING: found["all_reduce"], **{way: found[way] for way in (OVER_GLOO, SHARED, DIRECT)}}
     return [
         {
             "way": way,

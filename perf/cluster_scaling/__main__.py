@@ -7,8 +7,7 @@
 The parts, each of which keeps what it found in cluster_scaling.json, for those after it:
 
     compute   what a core takes to act and to learn while all cores do, by network and size
-    links     gloo's all-reduce between two network namespaces over links of given rates and delays, and
-              between more and more ranks
+    links     sums of two network namespaces over links of given rates and delays, and of more and more ranks
     check     training of two namespaces with a core each, against what the model says from the parts before
     report    predictions for 2 to 128 nodes of 8 to 64 cores, cluster_scaling.md and cluster_scaling.png
 
@@ -81,10 +80,11 @@ def measure_links(quick: bool) -> dict[str, Any]:
     counts = RANKS[:2] if quick else RANKS
     place = this_machine(1)
     ranks["here"] = {n: all_reduce_times(place, n, ENDS, seconds) for n in counts}
-    ranks["apart"] = {}
-    for count in counts[:-1]:
-        with hosts(count, 1e9) as place:
-            ranks["apart"][count] = all_reduce_times(place, 1, ENDS, seconds)
+    for where, delay in (("apart", 0.0), ("far", 1e-3)):
+        ranks[where] = {}
+        for count in counts[:-1]:
+            with hosts(count, 1e9, delay) as place:
+                ranks[where][count] = all_reduce_times(place, 1, ENDS, seconds)
     return {"links": links, "ranks": ranks}
 
 

@@ -62,7 +62,7 @@ class Case:
 
     @property
     def options(self) -> Options:
-        return Options(overlap=self.overlap, compression=self.compression)
+        return Options(overlap=self.overlap, compression=self.compression, reduction="auto")
 
     def flags(self, updates: int) -> tuple[object, ...]:
         words: tuple[object, ...] = (
@@ -189,7 +189,7 @@ def updates_for(prediction: Prediction, seconds: float) -> int:
 
 def check(
     case: Case,
-    links: Mapping[str, Points],
+    links: Mapping[str, Mapping[str, Points]],
     computing: Computing,
     machine: Machine,
     seconds: float,
@@ -199,7 +199,8 @@ def check(
 
     What was measured is the median of this run and `earlier` ones of the same case.
     """
-    link = fit_hop(links[link_name(case.rate, case.delay)])
+    sums = links[link_name(case.rate, case.delay)]
+    link = fit_hop(sums["all_reduce"], sums["direct"], case.delay)
     prediction = predict_case(case, link, computing, machine)
     result, others = run_case(case, updates_for(prediction, seconds))
     runs = [*earlier, describe_run(result.rows[WARM:], others)]

@@ -43,15 +43,20 @@ class Data:
         return self.content[name]
 
     @property
-    def links(self) -> dict[str, Points]:
-        """Link -> bytes -> seconds of an all-reduce between two ranks."""
-        return {name: _points(found["all_reduce"]) for name, found in self.part("links").items()}
+    def links(self) -> dict[str, dict[str, Points]]:
+        """Link -> way -> bytes -> seconds of a sum of two ranks: with gloo's `all_reduce`, and `direct`."""
+        return {
+            name: {way: _points(found[way]) for way in ("all_reduce", "direct")}
+            for name, found in self.part("links").items()
+        }
 
     def ranks(self, where: str) -> dict[int, dict[str, Any]]:
-        """Number of ranks -> what was found; `where` is "here" (one host) or "apart" (each on its own)."""
+        """Number of ranks -> what was found; `where` is "here" (one host), "apart" (each on its own, with
+        1 Gb/s) or "far" (and with 1 ms between them)."""
         found = self.part("ranks")[where]
         return {
-            int(count): {**each, "all_reduce": _points(each["all_reduce"])} for count, each in found.items()
+            int(count): {**each, **{way: _points(each[way]) for way in ("all_reduce", "direct")}}
+            for count, each in found.items()
         }
 
     @property
@@ -83,7 +88,7 @@ class Data:
         hidden = self.part("links")[link_name(1e9, 0.0)]["hidden"]
         return Machine(
             local=fit_hop(here[min(here)]["all_reduce"]),
-            wire=fit_hop(self.links[link_name(inf, 0.0)]),
+            wire=fit_hop(*self.links[link_name(inf, 0.0)].values()),
             sharing=Sharing(**measured["sharing"]),
             gather_seconds=slope({count: each["gather"] for count, each in here.items()}),
             index_seconds=_points(measured["index_seconds"]),

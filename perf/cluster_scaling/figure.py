@@ -19,7 +19,8 @@ from perf.cluster_scaling.grid import (
     Grid,
     costs,
 )
-from perf.cluster_scaling.ring import hierarchical_parts, link_hop, ring_parts
+from perf.cluster_scaling.model import way_parts
+from perf.cluster_scaling.ring import link_hop
 from rlcb.plots.style import BLUE, GREEN, GREY, INK, STYLE, VERMILION
 from rlcb.text import count_text
 
@@ -100,45 +101,27 @@ def draw_speed(axes: Axes, grid: Grid, kind: str, network: str) -> None:
 
 
 def draw_reductions(axes: Axes, grid: Grid) -> None:
-    """Seconds of an all-reduce by ranks, of a short message and of a gradient."""
+    """Seconds of a sum by nodes, over a ring and in direct messages, of a short message and of a gradient."""
     data, machine = grid.data, grid.data.machine()
-    first = next(iter(data.links.values()))
-    short, size = min(first), max(first)
-    link = link_hop(machine.wire, GIGABIT, 0.0)
-
-    def times(*parts: dict[str, float]) -> list[float]:
-        return [1e3 * sum(each.values()) for each in parts]
-
-    within = times(*(ring_parts(short, 1, each, link, machine.local) for each in RANKS))
-    apart = times(*(ring_parts(size, each, 1, link, machine.local) for each in RANKS))
-    nested = times(
-        *(
-            hierarchical_parts(
-                size,
-                max(1, each // LARGE_NODE),
-                min(LARGE_NODE, each),
-                link,
-                machine.local,
-                machine.sharing,
-            )
-            for each in RANKS
-        )
-    )
-    words = f"{size / 1e6:.1f} MB"
-    for text, where, bytes_, series, colour, marker in (
-        (f"{words}, a node each, 1 Gb/s", "apart", size, apart, VERMILION, "s"),
-        ("32 bytes, one node", "here", short, within, BLUE, "o"),
-        (f"{words}, summed within nodes of {LARGE_NODE} first", None, size, nested, GREEN, ""),
+    first = next(iter(data.links.values()))["all_reduce"]
+    link = link_hop(machine.wire, *WORST)
+    found = data.ranks("far")
+    for size, words, marker in (
+        (max(first), f"{max(first) / 1e6:.1f} MB", "s"),
+        (min(first), "32 bytes", "o"),
     ):
-        axes.plot(RANKS, series, color=colour, label=text)
-        if where is not None:
-            found = data.ranks(where)
-            values = [1e3 * each["all_reduce"][bytes_] for each in found.values()]
-            axes.plot(list(found), values, marker, color=colour, markeredgecolor="white", markersize=8)
-    logarithmic(axes, RANKS[::2], "ranks", "milliseconds")
-    axes.set_title("One all-reduce", loc="left")
+        for way, name, colour in (("ring", "all_reduce", GREEN), ("direct", "direct", BLUE)):
+            computed = [sum(way_parts(way, size, each, 1, link, machine).values()) for each in NODES[1:]]
+            text = f"{words}, {'one ring' if way == 'ring' else 'direct messages'}"
+            axes.plot(NODES[1:], [1e3 * each for each in computed], color=colour)
+            values = [1e3 * each[name][size] for each in found.values()]
+            axes.plot(
+                list(found), values, marker, color=colour, markeredgecolor="white", markersize=8, label=text
+            )
+    logarithmic(axes, NODES[1:], "nodes of one rank", "milliseconds")
+    axes.set_title(f"One sum, {link_name(*WORST)}", loc="left")
     axes.legend(frameon=False, fontsize=9.5, loc="upper left")
-    axes.set_ylim(top=axes.get_ylim()[1] * 10)
+    axes.set_ylim(top=axes.get_ylim()[1] * 30)
 
 
 def draw_shares(axes: Axes, grid: Grid, network: str) -> None:

@@ -17,8 +17,7 @@ ENVS = 16  # of a core
 GROWING, FIXED, A2C, IMPALA = "PPO", "PPO, minibatches of 8,192", "A2C", "IMPALA"
 KINDS = (GROWING, FIXED, A2C, IMPALA)
 HALF = 0.5
-AUTO = Options(hierarchical=True)
-"""What `cluster.reduction: auto` chooses where the system has shared memory."""
+AUTO = Options(reduction="auto")
 
 # What an update's time goes to beside acting and learning.
 COSTS = {
@@ -50,10 +49,12 @@ class Way:
 
 AS_IT_IS = Way("as it is")
 ONE_RING = Way("cluster.reduction=ring", Options())
+NESTED_RINGS = Way("cluster.reduction=hierarchical", Options(reduction="hierarchical"))
 # What can be set or bought today; what would have to be written.
 WAYS = (
     AS_IT_IS,
     ONE_RING,
+    NESTED_RINGS,
     Way("cluster.compression=bf16", replace(AUTO, compression="bf16")),
     Way("cluster.compression=powersgd", replace(AUTO, compression="powersgd")),
     Way("cluster.overlap=true", replace(AUTO, overlap=True)),

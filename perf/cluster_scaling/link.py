@@ -1,7 +1,7 @@
 """Hosts that are network namespaces of this machine, joined by links of a given rate and delay.
 
 Without a delay the hosts hang on a switch, each by a cable that the kernel limits (`tc ... tbf`). Kernels may
-lack the means to delay packets (`netem`), so two hosts with a delay between them are joined by a program
+lack the means to delay packets (`netem`), so hosts with a delay between them are joined by a program
 (perf/cluster_scaling/cable.py).
 """
 
@@ -59,10 +59,8 @@ def require_namespaces() -> None:
 def hosts(count: int, rate: float, delay: float = 0.0) -> Iterator[Hosts]:
     """`count` hosts with links of `rate` bits per second (infinite: no limit) and `delay` seconds one way.
 
-    With a delay there can be two hosts. They are gone at the exit, whatever happens inside.
+    They are gone at the exit, whatever happens inside.
     """
-    if delay and count != 2:
-        raise ValueError(f"a delay is between two hosts, not {count}")
     remove_stale()
     names = tuple(f"{PREFIX}-{os.getpid()}-{number}" for number in range(count))
     switch = f"{PREFIX}-{os.getpid()}-switch"
@@ -112,7 +110,7 @@ def _join_by_switch(switch: str, names: tuple[str, ...], rate: float) -> None:
 
 @contextlib.contextmanager
 def _joined_by_program(names: tuple[str, ...], rate: float, delay: float) -> Iterator[None]:
-    devices = [f"{PREFIX}{os.getpid()}{letter}" for letter in "ab"]
+    devices = [f"{PREFIX}{os.getpid()}{chr(97 + number)}" for number in range(len(names))]
     words = [sys.executable, "-m", "perf.cluster_scaling.cable", *devices]
     words += ["--rate", str(rate), "--delay", str(delay)]
     program = subprocess.Popen(words, cwd=PROJECT, stdout=subprocess.PIPE, text=True)

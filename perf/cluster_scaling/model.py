@@ -7,7 +7,7 @@ Nothing here measures anything. All times are in seconds, sizes in bytes, rates 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Literal
@@ -17,6 +17,8 @@ from perf.cluster_scaling.ring import (
     Points,
     Sharing,
     add,
+    compressed_parts,
+    direct_parts,
     hierarchical_parts,
     node_parts,
     ring_parts,
@@ -25,6 +27,7 @@ from perf.cluster_scaling.ring import (
 BACKWARD_SHARE = 2 / 3  # of forward and backward pass together
 BUSY = ("act", "learn", "rest", "low rank", "crowd")  # the parts of an update in which a core computes
 SMALL_BYTES = 32  # of the sums of a few numbers that come between the gradients
+CLEARLY = 0.9  # of a ring's time, which another way to sum may take to be chosen
 MOMENT_BYTES = 24  # of what a node tells of the advantages of its part of a minibatch: three numbers
 
 
@@ -105,8 +108,9 @@ class Options:
 
     overlap: bool = False
     compression: Literal["none", "bf16", "powersgd"] = "none"
-    hierarchical: bool = False
-    """Sums within a node in shared memory; one rank of each node talks to other nodes."""
+    reduction: Literal["ring", "hierarchical", "direct", "auto"] = "ring"
+    """hierarchical, direct: sums within a node in shared memory; one rank of each node talks to other nodes.
+    auto: the fastest, for vectors of each size; a ring, unless another one is clearly faster."""
     local_index: bool = False
     """Whether a rank shuffles only its own samples."""
     state_bytes: float = 0.0
@@ -168,16 +172,17 @@ def gradient_parts(
     """
     if options.compression == "powersgd":
         return low_rank_parts(computing, machine, nodes, per_node, network, options)
-    divisor = 2 if options.compression == "bf16" else 1
-    late = computing.late_bytes / divisor if options.overlap else 0.0
-    parts = sum_parts(computing.gradient_bytes / divisor - late, nodes, per_node, network, machine, options)
+    late = computing.late_bytes if options.overlap else 0.0
+    place = nodes, per_node, network, machine, options
+    summed = compressed_sum_parts if options.compression == "bf16" else sum_parts
+    parts = summed(computing.gradient_bytes - late, *place)
     if options.overlap:
         whole = max(1e-12, sum(parts.values()))
         left = 1 - machine.hidden_share * min(1.0, backward / whole)
         parts = {name: value * left for name, value in parts.items()}
-        parts = add(parts, sum_parts(late, nodes, per_node, network, machine, options))
+        parts = add(parts, summed(late, *place))
     if options.overlap or options.compression == "bf16":  # the statistics go by themselves
-        parts = add(parts, sum_parts(SMALL_BYTES, nodes, per_node, network, machine, options))
+        parts = add(parts, sum_parts(SMALL_BYTES, *place))
     return parts
 
 
@@ -185,24 +190,61 @@ def low_rank_parts(
     computing: Computing, machine: Machine, nodes: int, per_node: int, network: Hop, options: Options
 ) -> dict[str, float]:
     """PowerSGD's two sums: over all ranks, or between nodes that have summed whole gradients within."""
-    sizes = computing.low_rank.first_bytes, computing.low_rank.second_bytes
-    if not options.hierarchical:
-        first, second = (ring_parts(size, nodes, per_node, network, machine.local) for size in sizes)
-        return add(first, second)
-    parts = node_parts(computing.gradient_bytes, per_node, machine.sharing)
-    if nodes > 1:
-        for size in sizes:
-            parts = add(parts, ring_parts(size, nodes, 1, network, machine.local))
-    return parts
+    first, second = computing.low_rank.first_bytes, computing.low_rank.second_bytes
+    within = node_parts(computing.gradient_bytes, per_node, machine.sharing)
+
+    def parts_of(way: str) -> dict[str, float]:
+        if way == "ring":
+            one, other = (
+                ring_parts(size, nodes, per_node, network, machine.local) for size in (first, second)
+            )
+            return add(one, other)
+        if nodes == 1:
+            return within
+        one, other = (way_parts(way, size, nodes, 1, network, machine) for size in (first, second))
+        return add(within, add(one, other))
+
+    return fastest(options, parts_of)
 
 
 def sum_parts(
     size: float, nodes: int, per_node: int, network: Hop, machine: Machine, options: Options
 ) -> dict[str, float]:
-    """An all-reduce as it is done with these options."""
-    if options.hierarchical:
+    """An exact sum as it is done with these options."""
+    return fastest(options, lambda way: way_parts(way, size, nodes, per_node, network, machine))
+
+
+def compressed_sum_parts(
+    size: float, nodes: int, per_node: int, network: Hop, machine: Machine, options: Options
+) -> dict[str, float]:
+    """A sum in bfloat16 as it is done with these options: over all ranks, or between nodes."""
+
+    def parts_of(way: str) -> dict[str, float]:
+        if way == "ring":
+            return compressed_parts(size, nodes * per_node, 1, network, machine.sharing)
+        return compressed_parts(size, nodes, per_node, network, machine.sharing)
+
+    return fastest(options, parts_of)
+
+
+def way_parts(
+    way: str, size: float, nodes: int, per_node: int, network: Hop, machine: Machine
+) -> dict[str, float]:
+    """An exact sum in one of the ways `ring`, `hierarchical` and `direct`."""
+    if way == "ring":
+        return ring_parts(size, nodes, per_node, network, machine.local)
+    if way == "hierarchical":
         return hierarchical_parts(size, nodes, per_node, network, machine.local, machine.sharing)
-    return ring_parts(size, nodes, per_node, network, machine.local)
+    return direct_parts(size, nodes, per_node, network, machine.sharing)
+
+
+def fastest(options: Options, parts_of: Callable[[str], dict[str, float]]) -> dict[str, float]:
+    """Return the parts of the way to sum that the options say; `auto` chooses as the program does."""
+    if options.reduction != "auto":
+        return parts_of(options.reduction)
+    ring = parts_of("ring")
+    best = min((parts_of(way) for way in ("hierarchical", "direct")), key=lambda parts: sum(parts.values()))
+    return best if sum(best.values()) <= CLEARLY * sum(ring.values()) else ring
 
 
 def minibatches(workload: Workload, ranks: int) -> int:
@@ -285,7 +327,7 @@ def predict(
     learn = alone * count * interpolate(steps, share)
     uneven = alone * count * (interpolate(steps, most) - interpolate(steps, share))
     rest = alone * workload.n_steps * computing.rest[workload.algorithm]
-    summing = nodes > 1 or (ranks > 1 and not options.hierarchical)
+    summing = nodes > 1 or (ranks > 1 and options.reduction == "ring")
     low_rank = alone * count * computing.low_rank.seconds * (options.compression == "powersgd" and summing)
     last = alone * (interpolate(steps, min(share, computing.microbatch)) - interpolate(steps, 0))
     gradient = gradient_parts(

@@ -1,8 +1,8 @@
-"""How long gloo's all-reduce takes between ranks on hosts that links join.
+"""How long sums take between ranks on hosts that links join.
 
     python -m perf.cluster_scaling.reduce --rank 0 --size 2 --address ... --port ... --device ... --bytes ...
 
-is one rank. Before each all-reduce the ranks compute for a moment, as they do in training: what they send is
+is one rank. Before each sum the ranks compute for a moment, as they do in training: what they send is
 in no cache any more, and the threads that send it have been asleep.
 """
 
@@ -30,7 +30,7 @@ from rlcb.processes.shared_memory import map_shared, open_shared
 from tests.cluster_runs import free_port
 
 if TYPE_CHECKING:
-    from rlcb.cluster.summation import Hierarchy
+    from rlcb.cluster.summation import Summation
     from rlcb.parallel.gloo import GlooCommunicator
 
 SMALL = 32  # bytes
@@ -40,16 +40,17 @@ LEAST, MOST = 6, 200  # repeats
 TRIMMED = 20  # one in so many, of the largest and of the smallest
 GATHERED = 1024  # bytes that a rank has for rank 0 after an update, about
 RANK_SECONDS = 120.0
-NESTED = SHARED, OVER_GLOO = "hierarchical", "hierarchical over gloo"
+WAYS = SHARED, OVER_GLOO, DIRECT = "hierarchical", "hierarchical over gloo", "direct"
 
 
 def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds: float) -> dict[str, Any]:
     """Return the measurements of `per_host` ranks on each host.
 
-    They are `all_reduce`, bytes -> seconds; with several ranks on each of several hosts, the times of sums
-    within hosts first: `hierarchical` through shared memory, if the system can, and `hierarchical over gloo`;
-    `hidden`, bytes -> the share that computing hides; `gather`, seconds; `connections`, open sockets of rank
-    0. `seconds` is how long to repeat each.
+    They are `all_reduce`, bytes -> seconds, with gloo over all ranks; `direct`, in direct messages, with
+    several ranks on each of several hosts after sums in shared memory; then also `hierarchical`, through
+    shared memory, if the system can, and `hierarchical over gloo`; `hidden`, bytes -> the share that
+    computing hides; `gather`, seconds; `connections`, open sockets of rank 0. `seconds` is how long to repeat
+    each.
     """
     ranks, cores = len(hosts.names) * per_host, sorted(os.sched_getaffinity(0))
     processes: list[subprocess.Popen[str]] = []
@@ -92,7 +93,7 @@ def all_reduce_times(hosts: Hosts, per_host: int, sizes: Sequence[int], seconds:
     if any(process.returncode for process in processes):
         raise RuntimeError("a rank of an all-reduce failed")
     found: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
-    for name in ("all_reduce", *NESTED):
+    for name in ("all_reduce", *WAYS):
         found[name] = {int(size): value for size, value in found[name].items()}
     return found
 
@@ -110,15 +111,15 @@ def be_rank(arguments: argparse.Namespace) -> None:
     store = dist.TCPStore(arguments.address, arguments.port, is_master=rank == 0, wait_for_workers=False)
     communicator = GlooCommunicator(store, rank, ranks, RANK_SECONDS)
     compute = fixed_work(COMPUTE_SECONDS)
-    found: dict[str, Any] = {name: {} for name in ("all_reduce", "hidden", *NESTED)}
-    nested = hierarchies(rank, ranks, arguments.per_host, arguments.memory)
+    found: dict[str, Any] = {name: {} for name in ("all_reduce", "hidden", *WAYS)}
+    ways = other_ways(rank, ranks, arguments.per_host, arguments.memory)
     for size in arguments.bytes:
         message = torch.zeros(max(1, size // 4))
         count = IN_A_ROW if size == SMALL else 1
         work = partial(times, count, communicator.sum_, message)
         found["all_reduce"][size] = alone = timed(compute, work, communicator, arguments.seconds) / count
-        for name, hierarchy in nested.items():
-            work = partial(times, count, hierarchy.sum_, message)
+        for name, way in ways.items():
+            work = partial(times, count, way.sum_, message)
             found[name][size] = timed(compute, work, communicator, arguments.seconds) / count
         if size != SMALL:
             both = timed(compute, partial(overlapped, compute, message), communicator, arguments.seconds)
@@ -132,22 +133,24 @@ def be_rank(arguments: argparse.Namespace) -> None:
     communicator.close()
 
 
-def hierarchies(rank: int, ranks: int, per_host: int, memory: int) -> dict[str, Hierarchy]:
-    """Return the ways to sum within hosts first, by name; none if hosts have one rank or there is one host.
+def other_ways(rank: int, ranks: int, per_host: int, memory: int) -> dict[str, Summation]:
+    """Return the ways to sum but gloo's over all ranks, by name; none if there is one host of several ranks.
 
     `memory` is the descriptor of the memory that this host's ranks share.
     """
-    from rlcb.cluster.summation import Hierarchy
+    from rlcb.cluster.summation import Direct, Hierarchy
 
-    if not 1 < per_host < ranks:
+    if per_host == 1:
+        return {DIRECT: Direct()}
+    if per_host == ranks:
         return {}
     hosts = [range(first, first + per_host) for first in range(0, ranks, per_host)]
     over_gloo = Hierarchy(rank, hosts, timedelta(seconds=RANK_SECONDS))
-    ways = {OVER_GLOO: over_gloo}
-    if is_available():
-        ways[SHARED] = copy.copy(over_gloo)  # the connections are the same
-        ways[SHARED].shared = SharedSum(map_shared(memory), rank % per_host, per_host)
-    return ways
+    if not is_available():
+        return {OVER_GLOO: over_gloo}
+    shared = copy.copy(over_gloo)  # the connections are the same
+    shared.shared = SharedSum(map_shared(memory), rank % per_host, per_host)
+    return {OVER_GLOO: over_gloo, SHARED: shared, DIRECT: shared.directly()}
 
 
 def fixed_work(seconds: float) -> Callable[[], None]:

@@ -11,7 +11,8 @@ from typing import Any
 from perf.cluster_scaling.data import NAME, Data, link_name
 from perf.cluster_scaling.figure import draw
 from perf.cluster_scaling.grid import COSTS, HALF, KINDS, LINKS, NODES, WAYS, Grid, costs, first_below
-from perf.cluster_scaling.ring import link_hop, ring_parts
+from perf.cluster_scaling.model import Machine, way_parts
+from perf.cluster_scaling.ring import Hop, link_hop
 from rlcb.cpu import describe_machine
 from rlcb.software import describe_software
 
@@ -120,23 +121,30 @@ def pieces_text(data: Data) -> str:
 
 
 def links_text(data: Data) -> str:
-    """Measured all-reduces between two hosts, and what the wire and the software's own time come to."""
+    """Measured sums between two hosts, and what the wire and the software's own time come to."""
     machine, rows = data.machine(), []
     for name, times in data.links.items():
-        for size, seconds in sorted(times.items()):
-            hop = machine.wire
-            if name != link_name(inf, 0):
-                hop = link_hop(hop, *parse_link(name))
-            computed = sum(ring_parts(size, 2, 1, hop, machine.local).values())
-            cells = milliseconds(seconds), milliseconds(computed), f"{computed / seconds - 1:+.0%}"
-            rows.append((name, f"{size:,}", *cells))
+        hop = machine.wire
+        if name != link_name(inf, 0):
+            hop = link_hop(hop, *parse_link(name))
+        for way, seconds_of in times.items():
+            for size, seconds in sorted(seconds_of.items()):
+                computed = sum_seconds(way, size, 2, 1, hop, machine)
+                cells = milliseconds(seconds), milliseconds(computed), f"{computed / seconds - 1:+.0%}"
+                rows.append((name, way, f"{size:,}", *cells))
     return "\n\n".join(
         [
-            "## Measured: all-reduce between two hosts",
-            table(("link, delay one way", "bytes", "measured, ms", "computed, ms", "error"), rows),
+            "## Measured: sums of two hosts",
+            table(("link, delay one way", "way", "bytes", "measured, ms", "computed, ms", "error"), rows),
             "Computed from the first link, which nothing limits, and from the rate and the delay.",
         ]
     )
+
+
+def sum_seconds(way: str, size: int, nodes: int, per_node: int, hop: Hop, machine: Machine) -> float:
+    """Return the computed seconds of a sum with gloo's `all_reduce` over all ranks, or `direct`."""
+    names = {"all_reduce": "ring", "direct": "direct"}
+    return sum(way_parts(names[way], size, nodes, per_node, hop, machine).values())
 
 
 def parse_link(name: str) -> tuple[float, float]:
@@ -147,25 +155,24 @@ def parse_link(name: str) -> tuple[float, float]:
 
 
 def ranks_text(data: Data) -> str:
-    """Measured all-reduces between more and more ranks."""
+    """Measured sums of more and more ranks."""
     rows = []
     machine = data.machine()
-    hop = link_hop(machine.wire, 1e9, 0.0)
-    for where, title in (("here", "one host"), ("apart", "a host each, 1 Gb/s")):
+    for where, title, link in (
+        ("here", "one host", (inf, 0.0)),
+        ("apart", "a host each, 1 Gb/s", (1e9, 0.0)),
+        ("far", "a host each, 1 Gb/s + 1 ms", (1e9, 1e-3)),
+    ):
+        hop = link_hop(machine.wire, *link)
         for count, found in data.ranks(where).items():
-            nodes = count if where == "apart" else 1
-            for size, seconds in sorted(found["all_reduce"].items()):
-                computed = sum(ring_parts(size, nodes, count // nodes, hop, machine.local).values())
-                cells = milliseconds(seconds), milliseconds(computed), found["connections"]
-                rows.append((title, count, f"{size:,}", *cells))
-    return "\n\n".join(
-        [
-            "## Measured: all-reduce between more ranks, on the same cores",
-            table(
-                ("where", "ranks", "bytes", "measured, ms", "computed, ms", "open sockets of rank 0"), rows
-            ),
-        ]
-    )
+            nodes = 1 if where == "here" else count
+            for way in ("all_reduce", "direct"):
+                for size, seconds in sorted(found[way].items()):
+                    computed = sum_seconds(way, size, nodes, count // nodes, hop, machine)
+                    cells = milliseconds(seconds), milliseconds(computed), found["connections"]
+                    rows.append((title, count, way, f"{size:,}", *cells))
+    heads = "where", "ranks", "way", "bytes", "measured, ms", "computed, ms", "open sockets of rank 0"
+    return "\n\n".join(["## Measured: sums of more ranks, on the same cores", table(heads, rows)])
 
 
 def predictions_text(rows: Sequence[dict[str, Any]]) -> str:

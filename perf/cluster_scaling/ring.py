@@ -1,4 +1,4 @@
-"""How long gloo's all-reduce should take, from what a hop from one process to the next takes.
+"""How long sums over ranks should take, from what a hop from one process to the next takes.
 
 All times are in seconds, sizes in bytes, rates in bytes per second.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from rlcb.cluster.summation import SHORT_BYTES
 
 # What of a link carries payload: 1,448 of the 1,538 bytes that a frame takes on an Ethernet.
 PAYLOAD_SHARE = 1448 / 1538
@@ -20,7 +22,12 @@ class Hop:
     """From one process to the next: seconds until a short message has woken the other, bytes per second."""
 
     latency: float
+    """Of gloo's all-reduce, which sends when the receiver has said that it expects something."""
     bandwidth: float
+    direct: float = math.inf
+    """The same for direct messages, which are expected before they are sent; `delay` is in it once."""
+    delay: float = 0.0
+    """Until the first word of a receiver arrives."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +47,17 @@ def link_hop(wire: Hop, bits_per_second: float, delay: float) -> Hop:
     does not copy and add what it has received while it waits for more, so both times for the bytes add up.
     """
     rate = PAYLOAD_SHARE * bits_per_second / 8
-    return Hop(wire.latency + 2 * delay, 1 / (1 / wire.bandwidth + 1 / rate))
+    bandwidth = 1 / (1 / wire.bandwidth + 1 / rate)
+    return Hop(wire.latency + 2 * delay, bandwidth, wire.direct + delay, delay)
 
 
-def fit_hop(seconds: Points) -> Hop:
-    """From the times of an all-reduce between two ranks by size: 2 latencies and the bytes once."""
+def fit_hop(seconds: Points, direct: Points | None = None, delay: float = 0.0) -> Hop:
+    """From the times of sums between two ranks by size. Gloo's all-reduce: 2 latencies and the bytes once.
+    `direct`: a short sum is one hop."""
     small, large = min(seconds), max(seconds)
-    return Hop(seconds[small] / 2, (large - small) / max(1e-9, seconds[large] - seconds[small]))
+    bandwidth = (large - small) / max(1e-9, seconds[large] - seconds[small])
+    hop = math.inf if direct is None else max(0.0, direct[min(direct)] - delay)
+    return Hop(seconds[small] / 2, bandwidth, hop, delay)
 
 
 def ring_parts(size: float, nodes: int, per_node: int, network: Hop, local: Hop) -> dict[str, float]:
@@ -86,6 +97,43 @@ def hierarchical_parts(
     other three times, in as many rounds as they can be halved.
     """
     return add(ring_parts(size, nodes, 1, network, local), node_parts(size, per_node, sharing))
+
+
+def direct_parts(
+    size: float, nodes: int, per_node: int, network: Hop, sharing: Sharing, most: float = SHORT_BYTES
+) -> dict[str, float]:
+    """Within nodes in shared memory, then in direct messages between nodes.
+
+    Short vectors are collected in the logarithm of n hops. Long ones are exchanged in halves and collected,
+    twice as many hops; if n is no power of two, whole vectors go to other nodes and come back. The first
+    message waits until the other one is known to expect it.
+    """
+    parts = node_parts(size, per_node, sharing)
+    if nodes == 1:
+        return parts
+    power = nodes.bit_length() - 1
+    if nodes * size <= most:
+        hops, numbers = (nodes - 1).bit_length(), (nodes - 1) * size
+    else:
+        rest = 0 if nodes == 1 << power else 2
+        hops, numbers = 2 * power + rest, (2 * (1 - 0.5**power) + rest) * size
+    latency = hops * network.direct + network.delay
+    return add(
+        parts, {"latency, network": latency, "latency, node": 0.0, "bytes": numbers / network.bandwidth}
+    )
+
+
+def compressed_parts(
+    size: float, nodes: int, per_node: int, network: Hop, sharing: Sharing
+) -> dict[str, float]:
+    """A sum in bfloat16 of a vector of `size` bytes in float32: every node sends parts to every other one,
+    and later their sums, one message behind the other."""
+    parts = node_parts(size, per_node, sharing)
+    if nodes == 1:
+        return parts
+    latency = 2 * ((nodes - 1) * (network.direct - network.delay) + network.delay) + network.delay
+    seconds = 2 * (nodes - 1) / nodes * size / 2 / network.bandwidth
+    return add(parts, {"latency, network": latency, "latency, node": 0.0, "bytes": seconds})
 
 
 def node_parts(size: float, per_node: int, sharing: Sharing) -> dict[str, float]:

@@ -63,7 +63,7 @@ def test_two_ranks_under_torchrun(alone: tuple[str, Path], tmp_path: Path) -> No
     assert "1 x 2" in output
 
 
-@pytest.mark.parametrize("reduction", ["auto", "hierarchical"])
+@pytest.mark.parametrize("reduction", ["auto", "hierarchical", "direct"])
 def test_two_nodes_of_two_workers_that_overlap_the_sum_with_the_backward_pass(
     alone: tuple[str, Path], tmp_path: Path, reduction: str
 ) -> None:
@@ -93,16 +93,21 @@ def test_two_nodes_of_two_workers_that_overlap_the_sum_with_the_backward_pass(
 def assert_reduction(found: dict[str, Any], wanted: str, output: str) -> None:
     """The run recorded and printed how it sums and, with auto, what it measured."""
     said = " ".join(output.split())
-    ways = {"ring": "one ring of all ranks", "hierarchical": "within nodes, then between them"}
+    ways = {
+        "ring": "one ring of all ranks",
+        "hierarchical": "within nodes, then between them",
+        "direct": "within nodes, then directly between all",
+    }
+    texts = {"ring": "ring", "hierarchical": "within nodes first", "direct": "directly"}
     assert f"gradient sums {ways[found['gradient']['used']]}" in said
     for trial in found.values():
-        if wanted == "hierarchical":
-            measured = dict.fromkeys(("bytes", "ring_seconds", "hierarchical_seconds"))
-            assert trial == {"used": "hierarchical", **measured}
+        seconds = {way: trial[f"{way}_seconds"] for way in ways}
+        if wanted != "auto":
+            assert trial == {"used": wanted, "bytes": None, **dict.fromkeys(trial.keys() - {"used", "bytes"})}
             continue
-        ring, hierarchical = trial["ring_seconds"], trial["hierarchical_seconds"]
-        assert trial["used"] == ("hierarchical" if hierarchical <= 0.9 * ring else "ring")
-        assert f"ring {ring * 1e3:.3g} ms, within nodes first {hierarchical * 1e3:.3g} ms)" in said
+        fastest = min(seconds, key=lambda way: seconds[way])
+        assert trial["used"] == (fastest if seconds[fastest] <= 0.9 * seconds["ring"] else "ring")
+        assert ", ".join(f"{texts[way]} {1e3 * seconds[way]:.3g} ms" for way in ways) in said
     if wanted == "auto":
         assert found["gradient"]["bytes"] > 4 * 4000 > found["small"]["bytes"]
 

@@ -13,7 +13,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlcb.cluster.summation import Hierarchy, Ring, SumThread, all_reduce_, rounded_total, sum_compressed_
+from rlcb.cluster.summation import (
+    SHORT_BYTES,
+    Direct,
+    Hierarchy,
+    Ranks,
+    Ring,
+    SumThread,
+    all_reduce_,
+    new_group,
+    rounded_total,
+    sum_compressed_,
+)
 from rlcb.parallel.gloo import use_loopback
 from rlcb.parallel.shared_sum import SharedSum, memory_bytes
 from rlcb.processes.shared_memory import map_shared, open_shared
@@ -23,6 +34,9 @@ pytestmark = pytest.mark.timeout(120)
 
 SIZE = 1003  # no multiple of the number of ranks or nodes
 LIMIT = timedelta(seconds=60)
+LENGTHS = (1, 8, SHORT_BYTES // 16, SHORT_BYTES // 16 + 1)
+"""Of vectors around the length up to which four ranks send whole ones."""
+WAYS = ("ring", "direct", "hierarchy", "shared", "directly", "directly, shared")
 NODES = {"equal nodes": [[0, 1], [2, 3]], "unequal nodes": [[0, 1, 2], [3]], "one node": [[0, 1, 2, 3]]}
 
 
@@ -38,11 +52,17 @@ def be_rank(rank: int, folder: str, nodes: list[list[int]], memory: Any, results
     dist.init_process_group(
         "gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size, timeout=LIMIT
     )
+    trio = new_group([0, 1, 2] if rank < 3 else [3], LIMIT)
     (members,) = (ranks for ranks in nodes if rank in ranks)
     shared = SharedSum(map_shared(memory.detach()), rank - members[0], len(members))
-    ways: dict[str, Any] = {"ring": Ring(), "hierarchy": Hierarchy(rank, nodes, LIMIT)}
+    ways: dict[str, Any] = {
+        "ring": Ring(),
+        "direct": Direct(),
+        "hierarchy": Hierarchy(rank, nodes, LIMIT),
+    }
     ways["shared"] = copy.copy(ways["hierarchy"])  # a second one cannot connect
     ways["shared"].shared = shared if len(members) > 1 else None
+    ways["directly"], ways["directly, shared"] = (ways[name].directly() for name in ("hierarchy", "shared"))
     found = {}
     for name, way in ways.items():
         for compress, between in ((False, all_reduce_), (True, sum_compressed_)):
@@ -50,6 +70,12 @@ def be_rank(rank: int, folder: str, nodes: list[list[int]], memory: Any, results
             way.sum_(found[name, compress], between)
         found[name, "int64"] = torch.tensor([rank, 2**40 * rank])
         way.sum_(found[name, "int64"])
+    for length in LENGTHS:
+        found["length", length] = short = torch.linspace(rank, rank + 1, length)
+        Ranks(direct=True).sum_(short)
+    if rank < 3:  # a number of ranks that is no power of two
+        found["three"] = torch.tensor([1.0 + rank, 10.0**-rank])
+        Ranks(trio, direct=True).sum_(found["three"])
     thread = SumThread()
     vectors = [vector(rank) * number for number in range(1, 6)]
     for work in [thread.submit(lambda each=each: way.sum_(each)) for each in vectors]:
@@ -81,7 +107,7 @@ def sums(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return [found[rank] for rank in range(4)]
 
 
-@pytest.mark.parametrize("way", ["ring", "hierarchy", "shared"])
+@pytest.mark.parametrize("way", WAYS)
 def test_every_rank_gets_the_sum(sums: list[dict[Any, Any]], way: str) -> None:
     expected = sum(vector(rank).double() for rank in range(4))
     for found in sums:
@@ -90,7 +116,7 @@ def test_every_rank_gets_the_sum(sums: list[dict[Any, Any]], way: str) -> None:
         assert (found[way, False] == sums[0][way, False]).all()
 
 
-@pytest.mark.parametrize("way", ["ring", "hierarchy", "shared"])
+@pytest.mark.parametrize("way", WAYS)
 def test_compressed_sums_are_rounded_once_before_and_once_after(sums: list[dict[Any, Any]], way: str) -> None:
     magnitudes = sum(vector(rank).abs() for rank in range(4)).numpy()
     expected = sum(vector(rank).double() for rank in range(4)).numpy()
@@ -103,6 +129,20 @@ def test_compressed_sums_are_rounded_once_before_and_once_after(sums: list[dict[
 def test_compression_rounds_every_number_that_leaves_a_node(sums: list[dict[Any, Any]]) -> None:
     rounded = torch.from_numpy(sums[0]["ring", True])
     assert torch.equal(rounded, rounded.to(torch.bfloat16).float())
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_direct_sums_of_short_and_long_vectors(sums: list[dict[Any, Any]], length: int) -> None:
+    expected = sum(torch.linspace(rank, rank + 1, length).double() for rank in range(4)).numpy()
+    for found in sums:
+        assert abs(found["length", length] - expected).max() < 1e-5
+        assert (found["length", length] == sums[0]["length", length]).all()
+
+
+def test_a_direct_sum_of_three(sums: list[dict[Any, Any]]) -> None:
+    for found in sums[:3]:
+        assert found["three"].tolist() == pytest.approx([6.0, 1.11])
+        assert (found["three"] == sums[0]["three"]).all()
 
 
 def test_sums_in_the_thread_are_made_in_order(sums: list[dict[Any, Any]]) -> None:

@@ -7,10 +7,11 @@ import random
 import statistics
 import struct
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
-from perf.cluster_scaling.cable import VNET_HEADER, wire_bytes
+from perf.cluster_scaling.cable import VNET_HEADER, target_of, wire_bytes
 from perf.cluster_scaling.data import slope
 from perf.cluster_scaling.model import (
     Computing,
@@ -26,10 +27,21 @@ from perf.cluster_scaling.model import (
     predict,
     small_parts,
     small_sums,
+    sum_parts,
 )
-from perf.cluster_scaling.ring import Hop, Sharing, fit_hop, hierarchical_parts, link_hop, ring_parts
+from perf.cluster_scaling.ring import (
+    Hop,
+    Sharing,
+    compressed_parts,
+    direct_parts,
+    fit_hop,
+    hierarchical_parts,
+    link_hop,
+    ring_parts,
+)
 
 NET, LOCAL = Hop(1e-3, 1e8), Hop(1e-4, 1e9)
+DIRECT = Hop(1e-3, 1e8, direct=6e-4, delay=4e-4)
 NO_COST = Hop(0.0, math.inf)
 MACHINE = Machine(
     local=LOCAL,
@@ -121,15 +133,50 @@ def test_in_a_hierarchy_only_nodes_are_in_the_ring() -> None:
     assert parts["bytes"] == pytest.approx(ring["bytes"] + 2 * 1_000_000 / 4e9)
 
 
+def test_short_direct_sums_take_the_logarithm_of_the_nodes_in_hops() -> None:
+    for nodes, hops in ((2, 1), (3, 2), (8, 3), (9, 4)):
+        parts = direct_parts(100, nodes, 1, DIRECT, MACHINE.sharing)
+        assert parts["latency, network"] == pytest.approx(hops * 6e-4 + 4e-4)
+        assert parts["bytes"] == pytest.approx((nodes - 1) * 100 / 1e8)
+
+
+def test_long_direct_sums_take_twice_as_many_hops_and_send_what_a_ring_sends() -> None:
+    for nodes, hops, vectors in ((2, 2, 1.0), (8, 6, 2 * 7 / 8), (12, 6 + 2, 2 * 7 / 8 + 2)):
+        parts = direct_parts(1_000_000, nodes, 1, DIRECT, MACHINE.sharing)
+        assert parts["latency, network"] == pytest.approx(hops * 6e-4 + 4e-4)
+        assert parts["bytes"] == pytest.approx(vectors * 1_000_000 / 1e8)
+    within = hierarchical_parts(1_000_000, 1, 8, NET, LOCAL, MACHINE.sharing)
+    assert direct_parts(1_000_000, 1, 8, DIRECT, MACHINE.sharing) == within
+
+
+def test_compressed_sums_send_half_the_bytes_to_every_other_node_twice() -> None:
+    parts = compressed_parts(1_000_000, 4, 1, DIRECT, MACHINE.sharing)
+    assert parts["bytes"] == pytest.approx(2 * 3 / 4 * 500_000 / 1e8)
+    assert parts["latency, network"] == pytest.approx(2 * 3 * 2e-4 + 3 * 4e-4)
+
+
+@pytest.mark.parametrize(("share", "way"), [(1.5, "ring"), (0.91, "ring"), (0.89, "direct")])
+def test_auto_takes_a_ring_unless_another_way_is_clearly_faster(
+    share: float, way: Literal["ring", "direct"]
+) -> None:
+    network = Hop(1e-3, math.inf, direct=share * 2e-3)  # a ring of two takes two hops
+    found = sum_parts(32, 2, 1, network, MACHINE, Options(reduction="auto"))
+    assert found == sum_parts(32, 2, 1, network, MACHINE, Options(reduction=way))
+    assert found["latency, network"] == pytest.approx((1.0 if way == "ring" else share) * 2e-3)
+
+
 def test_a_hop_is_found_again_from_the_all_reduces_of_two_ranks() -> None:
     times = {size: sum(ring_parts(size, 2, 1, NET, LOCAL).values()) for size in (32, 100_000, 2_000_000)}
     found = fit_hop(times)
     assert found.latency == pytest.approx(NET.latency, rel=1e-3)
     assert found.bandwidth == pytest.approx(NET.bandwidth, rel=1e-3)
+    direct = {size: sum(direct_parts(size, 2, 1, DIRECT, MACHINE.sharing).values()) for size in times}
+    assert fit_hop(times, direct, 4e-4).direct == pytest.approx(DIRECT.direct, rel=1e-3)
 
 
 def test_a_link_adds_a_round_trip_and_the_time_of_its_bytes() -> None:
-    found = link_hop(Hop(5e-5, 1e9), 1e9, 2e-4)
+    found = link_hop(Hop(5e-5, 1e9, direct=7e-5), 1e9, 2e-4)
+    assert (found.direct, found.delay) == (pytest.approx(2.7e-4), 2e-4)
     assert found.latency == pytest.approx(4.5e-4)
     assert 1e6 / found.bandwidth == pytest.approx(1e6 / 1e9 + 8e6 / 1e9 * 1538 / 1448)
 
@@ -232,9 +279,11 @@ def test_actors_of_impala_act_while_learners_wait() -> None:
 
 
 def test_bf16_halves_the_bytes_and_sums_the_statistics_apart() -> None:
-    plain = predict(A2C, 2, 1, NET, COMPUTING, MACHINE)
-    half = predict(A2C, 2, 1, NET, COMPUTING, MACHINE, Options(compression="bf16"))
-    assert plain.seconds - half.seconds == pytest.approx(500_000 / 1e8 - (32 / 1e8 + 2e-3))
+    plain = predict(A2C, 2, 1, DIRECT, COMPUTING, MACHINE)
+    half = predict(A2C, 2, 1, DIRECT, COMPUTING, MACHINE, Options(compression="bf16"))
+    statistics_alone = 32 / 1e8 + 2e-3
+    hops = 2e-3 - (2 * 2e-4 + 3 * 4e-4)  # of a ring, and of compressed sums
+    assert plain.seconds - half.seconds == pytest.approx(500_000 / 1e8 + hops - statistics_alone)
 
 
 def test_powersgd_makes_two_small_sums_and_computes_for_them() -> None:
@@ -246,7 +295,7 @@ def test_powersgd_makes_two_small_sums_and_computes_for_them() -> None:
 
 
 def test_powersgd_sums_whole_gradients_within_nodes_first() -> None:
-    nested = Options(compression="powersgd", hierarchical=True)
+    nested = Options(compression="powersgd", reduction="hierarchical")
     prediction = predict(A2C, 4, 8, NET, COMPUTING, MACHINE, nested)
     small = sum(hierarchical_parts(32, 4, 8, NET, LOCAL, MACHINE.sharing).values())
     within = 3 * 3 * 2e-5 + 2 * 1_000_000 / 4e9
@@ -257,7 +306,10 @@ def test_powersgd_sums_whole_gradients_within_nodes_first() -> None:
         A2C, 1, 8, NET, COMPUTING, MACHINE, nested
     )  # nothing to send: exact sums in shared memory
     assert alone.parts["low rank"] == 0.0
-    assert alone.seconds == predict(A2C, 1, 8, NET, COMPUTING, MACHINE, Options(hierarchical=True)).seconds
+    assert (
+        alone.seconds
+        == predict(A2C, 1, 8, NET, COMPUTING, MACHINE, Options(reduction="hierarchical")).seconds
+    )
 
 
 def test_overlap_hides_what_is_sent_during_the_last_backward_pass() -> None:
@@ -296,6 +348,13 @@ def test_a_packet_that_stands_for_many_frames_takes_all_their_headers() -> None:
     assert wire_bytes(header + bytes(52 + payload)) == payload + 10 * (52 + 38)
     short = struct.pack("=BBHHHH", 0, 0, 0, 0, 0, 0) + bytes(60)
     assert wire_bytes(short) == 60 + 38
+
+
+def test_a_packet_goes_to_the_host_whose_address_it_has() -> None:
+    header = bytes(VNET_HEADER)
+    ipv4 = bytes([0x45, *bytes(11), 10, 98, 9, 1, 10, 98, 9, 3])  # from the first host to the third
+    assert target_of(header + ipv4) == 2
+    assert target_of(header + bytes([0x60, *bytes(39)])) < 0  # IPv6 is for none
 
 
 def test_a_slope_is_never_negative() -> None:

@@ -38,10 +38,10 @@ def test_links_are_named_by_rate_and_delay() -> None:
 
 
 def test_parts_are_kept_beside_each_other_and_a_missing_one_is_named(tmp_path: Path) -> None:
-    merge(tmp_path, {"links": {"no limit": {"all_reduce": {32: 1e-4, 1000: 2e-4}}}})
+    merge(tmp_path, {"links": {"no limit": {"all_reduce": {32: 1e-4, 1000: 2e-4}, "direct": {}}}})
     merge(tmp_path, {"check": [1]})
     data = load(tmp_path)
-    assert data.links == {"no limit": {32: 1e-4, 1000: 2e-4}}
+    assert data.links == {"no limit": {"all_reduce": {32: 1e-4, 1000: 2e-4}, "direct": {}}}
     assert data.part("check") == [1]
     with pytest.raises(SystemExit, match="--only compute"):
         data.part("compute")
@@ -99,7 +99,14 @@ def measured(network_hop: float, node_hop: float) -> Data:
 
     def all_reduce(hop: float, ranks: int = 2) -> dict[str, object]:
         times = {32: 2 * (ranks - 1) * hop, 1_000_000: 2 * (ranks - 1) * hop + 1e-3}
-        return {"all_reduce": times, "hidden": {1_000_000: 0.5}, "gather": 1e-4 * ranks, "connections": ranks}
+        direct = {32: 1.5 * hop, 1_000_000: 3 * hop + 1e-3}
+        return {
+            "all_reduce": times,
+            "direct": direct,
+            "hidden": {1_000_000: 0.5},
+            "gather": 1e-4 * ranks,
+            "connections": ranks,
+        }
 
     pieces = {
         **vars(COMPUTING),
@@ -121,6 +128,7 @@ def measured(network_hop: float, node_hop: float) -> Data:
             "ranks": {
                 "here": {n: all_reduce(node_hop, n) for n in (2, 4)},
                 "apart": {n: all_reduce(network_hop, n) for n in (2, 4)},
+                "far": {n: all_reduce(network_hop + 2e-3, n) for n in (2, 4)},
             },
             "check": [{**check, "predicted_fps": 1100.0, "measured_fps": 1000.0, "runs": [{"fps": 1000.0}]}],
         }
@@ -130,6 +138,7 @@ def measured(network_hop: float, node_hop: float) -> Data:
 def test_hops_are_those_that_were_measured_between_two_ranks() -> None:
     machine = measured(1e-3, 2e-4).machine()
     assert (machine.wire.latency, machine.local.latency) == (pytest.approx(1e-3), pytest.approx(2e-4))
+    assert machine.wire.direct == pytest.approx(1.5e-3)
     assert machine.gather_seconds == pytest.approx(1e-4)
 
 

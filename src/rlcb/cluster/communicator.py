@@ -21,6 +21,7 @@ from rlcb.cluster.node_group import NodeGroup
 from rlcb.cluster.node_memory import NodePeers
 from rlcb.cluster.power_sgd import PowerSGD
 from rlcb.cluster.summation import (
+    Direct,
     GroupSum,
     Hierarchy,
     Ring,
@@ -46,10 +47,17 @@ MANY_RANKS = 256
 """Above this many ranks, compression is untested."""
 SMALL_BYTES = 16_384
 """The sum of a vector up to this size takes mostly latency."""
-WORDS = {"ring": "one ring of all ranks", "hierarchical": "within nodes, then between them"}
+WORDS = {
+    "ring": "one ring of all ranks",
+    "hierarchical": "within nodes, then between them",
+    "direct": "within nodes, then directly between all",
+}
+"""The ways to sum."""
 CLEARLY = 0.9
-"""The hierarchical sum is chosen if it takes at most this share of the ring's time."""
+"""Another way than a ring is chosen if it takes at most this share of the ring's time."""
 TRIALS = 3  # of each way to sum
+LONG_SECONDS = 1.0
+"""If the first trials, which else only warm up, take longer together, they are the last."""
 MAX_DIFFERENCE = 1e-4  # between parameters after 100 equal updates on different kinds of processors
 CHECK_SECONDS = 0.2  # between two checks that the other ranks are alive
 
@@ -81,10 +89,11 @@ class ClusterCommunicator(GlooCommunicator):
         self.node_memory = node_memory
         self.summations: dict[str, Summation] = {"gradient": Ring(), "small": Ring()}
         """How gradients are summed, and tensors of at most SMALL_BYTES."""
+        self.used = dict.fromkeys(self.summations, "ring")
+        """The names of these ways: those of WORDS."""
         self.sum_thread = SumThread()
-        self.trials: dict[str, dict[str, Any]] = {
-            size: dict.fromkeys(("bytes", "ring_seconds", "hierarchical_seconds")) for size in self.summations
-        }
+        measured = ("bytes", *(f"{name}_seconds" for name in WORDS))
+        self.trials: dict[str, dict[str, Any]] = {size: dict.fromkeys(measured) for size in self.summations}
         """The seconds of each way to sum vectors of so many bytes; None if they were not measured."""
         self.power_sgd: PowerSGD | None = None
         """Sums gradients between nodes in low rank, if the configuration says so."""
@@ -225,22 +234,41 @@ class ClusterCommunicator(GlooCommunicator):
         tensor.copy_(reference)
 
     def choose_summation(self, sums: torch.Tensor, between: GroupSum = all_reduce_) -> None:
-        """Sum as `cluster.reduction` says from now on. `auto` measures both ways: with a vector like `sums`,
+        """Sum as `cluster.reduction` says from now on. `auto` measures all ways: with a vector like `sums`,
         for which `between` makes the part that crosses nodes, and with a few numbers."""
-        wanted = self.config.reduction
-        if wanted == "ring" or (wanted == "auto" and max(self.node_sizes) == 1):
-            return
-        hierarchy = self._connect_hierarchy()
-        self.share_sums(hierarchy, sums.nbytes)
-        ways: dict[str, Summation] = {"ring": Ring(), "hierarchical": hierarchy}
-        used: dict[str, str] = dict.fromkeys(self.trials, wanted)
-        if wanted == "auto":
+        ways = self._connect_ways(sums.nbytes)
+        if self.config.reduction != "auto":
+            self.use(dict.fromkeys(self.used, self.config.reduction), ways)
+        elif len(ways) > 1:
             vectors = {"gradient": (torch.zeros_like(sums), between), "small": (torch.zeros(8), all_reduce_)}
+            used = {}
             for size, (vector, add) in vectors.items():
-                self.trials[size] = trial = {"bytes": vector.nbytes, **self._time_sums(vector, ways, add)}
-                faster = trial["hierarchical_seconds"] <= CLEARLY * trial["ring_seconds"]
-                used[size] = "hierarchical" if faster else "ring"
+                seconds = self._time_sums(vector, ways, add)
+                self.trials[size] |= {"bytes": vector.nbytes}
+                self.trials[size] |= {f"{name}_seconds": value for name, value in seconds.items()}
+                fastest = min(seconds, key=lambda name: seconds[name])
+                used[size] = fastest if seconds[fastest] <= CLEARLY * seconds["ring"] else "ring"
+            self.use(used, ways)
+
+    def use(self, used: Mapping[str, str], ways: Mapping[str, Summation]) -> None:
+        """Sum gradients and small tensors in the ways with these names from now on."""
+        self.used = dict(used)
         self.summations = {size: ways[name] for size, name in used.items()}
+
+    def _connect_ways(self, vector_bytes: int) -> dict[str, Summation]:
+        """Return the ways to sum vectors of at most so many bytes that the configuration allows, and that
+        differ on these nodes."""
+        wanted, ways = self.config.reduction, dict[str, Summation](ring=Ring())
+        several = max(self.node_sizes) > 1
+        if wanted == "hierarchical" or (several and wanted != "ring"):
+            hierarchy = self._connect_hierarchy()
+            self.share_sums(hierarchy, vector_bytes)
+            ways["hierarchical"] = hierarchy
+            if wanted == "direct" or self.num_nodes > 1:
+                ways["direct"] = hierarchy.directly()
+        elif wanted == "direct" or (wanted == "auto" and self.num_nodes > 1):
+            ways["direct"] = Direct()
+        return ways
 
     def _connect_hierarchy(self) -> Hierarchy:
         """Return the way to sum within nodes first."""
@@ -264,23 +292,30 @@ class ClusterCommunicator(GlooCommunicator):
         if self.config.average_every is None:
             return self
         hierarchy = self._connect_hierarchy()
-        if self.config.reduction != "ring":
-            self.summations["gradient"] = hierarchy  # averages have the size of gradients
+        if self.config.reduction == "direct":
+            self.use(dict.fromkeys(self.used, "direct"), {"direct": hierarchy.directly()})
+        elif self.config.reduction != "ring":  # averages have the size of gradients
+            self.use({**self.used, "gradient": "hierarchical"}, {"ring": Ring(), "hierarchical": hierarchy})
         return NodeGroup(self, hierarchy)
 
     def _time_sums(
         self, vector: torch.Tensor, ways: Mapping[str, Summation], between: GroupSum
     ) -> dict[str, float]:
-        """Return the median seconds of a sum of the vector in each way, equal on all ranks."""
+        """Return the median seconds of a sum of the vector by way, equal on all ranks."""
         seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(1 + TRIALS):  # the first one warms up
+        while True:
             for name, way in ways.items():
                 self.barrier()
                 start = time.perf_counter()
                 self.wait(self.sum_thread.submit(partial(way.sum_, vector, between)))
                 seconds[name].append(time.perf_counter() - start)
-        medians = [self.from_main(statistics.median(found[1:])) for found in seconds.values()]
-        return {f"{name}_seconds": round(median, 6) for name, median in zip(ways, medians, strict=True)}
+            rounds = len(seconds["ring"])
+            first = self.from_main(sum(found[0] for found in seconds.values()))
+            if rounds > TRIALS or first > LONG_SECONDS:
+                break
+        kept = slice(1, None) if rounds > 1 else slice(None)
+        medians = [self.from_main(statistics.median(found[kept])) for found in seconds.values()]
+        return {name: round(median, 6) for name, median in zip(ways, medians, strict=True)}
 
     def facts(self) -> dict[str, str]:
         if self.config.average_every is not None:
@@ -294,10 +329,7 @@ class ClusterCommunicator(GlooCommunicator):
         return {"gradient sums": text, **low_rank}
 
     def metrics(self) -> dict[str, Any]:
-        used = {
-            size: "ring" if isinstance(way, Ring) else "hierarchical" for size, way in self.summations.items()
-        }
-        return {"reduction": {size: {"used": used[size], **trial} for size, trial in self.trials.items()}}
+        return {"reduction": {size: {"used": self.used[size], **self.trials[size]} for size in self.used}}
 
     def reduction(self, sums: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Reduction:
         rank = self.config.powersgd_rank
@@ -321,5 +353,6 @@ class ClusterCommunicator(GlooCommunicator):
 
 
 def _in_words(trial: dict[str, Any]) -> str:
-    ring, hierarchical = trial["ring_seconds"] * 1e3, trial["hierarchical_seconds"] * 1e3
-    return f"ring {ring:.3g} ms, within nodes first {hierarchical:.3g} ms"
+    names = {"ring": "ring", "hierarchical": "within nodes first", "direct": "directly"}
+    found = {text: trial[f"{name}_seconds"] for name, text in names.items()}
+    return ", ".join(f"{text} {1e3 * value:.3g} ms" for text, value in found.items() if value is not None)

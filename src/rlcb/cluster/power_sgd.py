@@ -19,13 +19,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from rlcb.cluster.summation import all_reduce_
+from rlcb.cluster.summation import Ranks
 
 SAVING = 2
 """A matrix is sent in low rank if this divides its numbers by SAVING or more."""
@@ -80,13 +78,13 @@ class PowerSGD:
             for i, (place, m, n) in enumerate(found)
         ]
 
-    def sum_(self, vector: torch.Tensor, group: Any) -> None:
-        """Replace a float32 vector [size] by its approximate sum over a group of processes (None: all).
+    def sum_(self, vector: torch.Tensor, ranks: Ranks) -> None:
+        """Replace a float32 vector [size] by its approximate sum over some processes.
 
         All get equal sums. One process alone changes nothing.
         """
-        if dist.get_world_size(group) > 1:
-            self.sum_with(vector, partial(all_reduce_, group=group))
+        if ranks.size > 1:
+            self.sum_with(vector, ranks.sum_)
 
     def sum_with(self, vector: torch.Tensor, add: Callable[[torch.Tensor], object]) -> None:
         """Replace a vector by its approximate sum; `add` replaces vectors by their exact sums, twice."""

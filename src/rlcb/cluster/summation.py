@@ -1,16 +1,20 @@
-"""Sums of vectors over all ranks: over one ring of ranks, or within each node first.
+"""Sums of vectors over all ranks: over one ring of ranks, within each node first, or by direct messages.
 
 `Ring` is gloo's all-reduce: every rank sends almost twice the vector to the next rank, also between nodes,
-and a short vector passes 2 (ranks - 1) hops. `Hierarchy` sums within each node, then between the first ranks
-of the nodes, and hands the result out within each node: only one rank of a node uses the network. Within a
-node the ranks use shared memory where the system can (parallel/shared_sum.py), else gloo.
+and the vector passes 2 (ranks - 1) hops one after the other. `Hierarchy` sums within each node, then between
+the first ranks of the nodes, and hands the result out within each node: only one rank of a node uses the
+network. Within a node the ranks use shared memory where the system can (parallel/shared_sum.py), else gloo.
+`Direct`, and a hierarchy of direct sums, send as many bytes as a ring, but each to the rank that needs them:
+a few hops whatever the number of ranks is.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -22,14 +26,73 @@ import torch.distributed as dist
 from rlcb.parallel.gloo import NO_LIMIT
 from rlcb.parallel.shared_sum import SharedSum
 
-GroupSum = Callable[[torch.Tensor, Any], None]
-"""Replaces a vector by its sum over a group of ranks (None: all): `all_reduce_`, `sum_compressed_`, or
-`PowerSGD.sum_` (power_sgd.py)."""
+SHORT_BYTES = 65_536
+"""A direct sum in which ranks get so many bytes or less sends whole vectors."""
+PART, TOTAL, SHORT = range(3)  # tags of messages
 
 
-def all_reduce_(tensor: torch.Tensor, group: Any) -> None:
-    """Sum `tensor` over a group of ranks (None: all), in place, with gloo's all-reduce."""
-    dist.all_reduce(tensor, group=group)
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks that sum among themselves: all of them, or the first ranks of the nodes."""
+
+    group: Any = None
+    """Of torch.distributed; None: all ranks."""
+    direct: bool = False
+    """Whether they send each other messages, not gloo's all-reduce."""
+
+    @property
+    def size(self) -> int:
+        return dist.get_world_size(self.group)
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        """Replace `tensor` by its sum, which is equal on all ranks."""
+        if not self.direct:
+            dist.all_reduce(tensor, group=self.group)
+        elif self.size * tensor.nbytes <= SHORT_BYTES:
+            sum_short_(tensor, self.group)
+        else:
+            sum_long_(tensor, self.group)
+
+
+GroupSum = Callable[[torch.Tensor, Ranks], None]
+"""Replaces a vector by its sum over ranks: `all_reduce_`, `sum_compressed_`, or `PowerSGD.sum_`
+(power_sgd.py)."""
+
+
+def all_reduce_(tensor: torch.Tensor, ranks: Ranks) -> None:
+    """Replace `tensor` by its exact sum over ranks, in the way that they have."""
+    ranks.sum_(tensor)
+
+
+def sum_compressed_(tensor: torch.Tensor, ranks: Ranks) -> None:
+    """Sum a float32 vector [P] over n ranks, in place: sent in bfloat16, added in float32.
+
+    Rank i adds part i of all vectors and sends the rounded sum to all. So each number is rounded twice,
+    whatever n is, and all ranks get equal sums. Each rank sends 2 (n - 1) / n * 2 P bytes. One rank alone
+    rounds nothing.
+    """
+    size, group, count = tensor.numel(), ranks.group, ranks.size
+    if count == 1:
+        return
+    rank, part = dist.get_rank(group), -(-size // count)
+    sent = torch.zeros(count, part, dtype=torch.bfloat16)
+    sent.view(-1)[:size] = tensor
+    parts, totals = torch.empty_like(sent), torch.empty_like(sent)
+    # A rank sends when it knows that the other one expects it. So all is expected before anything is sent,
+    # or that word would wait behind what is sent, and a connection would carry one direction at a time.
+    # gloo's all_to_all and all_gather do not do so.
+    others = [(rank + step) % count for step in range(1, count)]
+    receive, send = partial(dist.irecv, group=group), partial(dist.isend, group=group)
+    arriving_parts = [receive(parts[other], group_src=other, tag=PART) for other in others]
+    arriving_totals = [receive(totals[other], group_src=other, tag=TOTAL) for other in others]
+    works = [send(sent[other], group_dst=other, tag=PART) for other in others]
+    parts[rank] = sent[rank]
+    wait_for(arriving_parts)
+    totals[rank] = rounded_total(parts)
+    works += [send(totals[rank], group_dst=other, tag=TOTAL) for other in others]
+    wait_for(arriving_totals)
+    wait_for(works)
+    tensor.copy_(totals.view(-1)[:size])
 
 
 class Summation(Protocol):
@@ -41,10 +104,17 @@ class Summation(Protocol):
 
 
 class Ring:
-    """One sum over all ranks."""
+    """One sum over all ranks, over a ring."""
 
     def sum_(self, tensor: torch.Tensor, between: GroupSum = all_reduce_) -> None:
-        between(tensor, None)
+        between(tensor, Ranks())
+
+
+class Direct:
+    """One sum over all ranks, by direct messages; for nodes of one rank."""
+
+    def sum_(self, tensor: torch.Tensor, between: GroupSum = all_reduce_) -> None:
+        between(tensor, Ranks(direct=True))
 
 
 class Hierarchy:
@@ -66,7 +136,15 @@ class Hierarchy:
         self.node: Any = group if len(members) > 1 else None
         leaders = [ranks[0] for ranks in nodes]
         self.is_leader = rank == self.leader
-        self.leaders: Any = new_group(leaders, timeout) if self.is_leader and len(nodes) > 1 else None
+        self.leaders: Ranks | None = None
+        if self.is_leader and len(nodes) > 1:
+            self.leaders = Ranks(new_group(leaders, timeout))
+
+    def directly(self) -> Hierarchy:
+        """Return this hierarchy, over the same connections, with direct sums between nodes."""
+        other = copy.copy(self)
+        other.leaders = None if self.leaders is None else Ranks(self.leaders.group, direct=True)
+        return other
 
     def sum_(self, tensor: torch.Tensor, between: GroupSum = all_reduce_) -> None:
         if self.shared is not None and self.shared.fits(tensor):
@@ -97,35 +175,72 @@ def new_group(ranks: Sequence[int], timeout: timedelta) -> Any:
     return group
 
 
-def sum_compressed_(tensor: torch.Tensor, group: Any) -> None:
-    """Sum a float32 vector [P] over a group of n ranks, in place: sent in bfloat16, added in float32.
+def sum_short_(tensor: torch.Tensor, group: Any) -> None:
+    """Sum a short vector over a group of n ranks, in place, in the logarithm of n (base 2, rounded up) hops.
 
-    Rank i adds part i of all vectors and sends the rounded sum to all. So each number is rounded twice,
-    whatever n is, and all ranks get equal sums. Each rank sends 2 (n - 1) / n * 2 P bytes. One rank alone
-    rounds nothing.
+    Ranks collect all vectors, twice as many with every hop (Bruck et al. 1997), and add them in the order of
+    ranks: all get the same bits.
     """
-    ranks, rank, size = dist.get_world_size(group), dist.get_rank(group), tensor.numel()
-    if ranks == 1:
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    vectors = tensor.new_empty(ranks, tensor.numel())  # row i: that of rank (rank + i) % ranks
+    vectors[0] = tensor.view(-1)
+    steps = [(1 << power, min(1 << power, ranks - (1 << power))) for power in range((ranks - 1).bit_length())]
+    arriving = [
+        dist.irecv(vectors[step : step + count], group=group, group_src=(rank + step) % ranks, tag=SHORT)
+        for step, count in steps
+    ]
+    sent = []
+    for (step, count), message in zip(steps, arriving, strict=True):
+        sent.append(dist.isend(vectors[:count], group=group, group_dst=(rank - step) % ranks, tag=SHORT))
+        wait_for([message])
+    wait_for(sent)
+    total = tensor.view(-1).zero_()
+    for other in range(ranks):
+        total += vectors[(other - rank) % ranks]
+
+
+def sum_long_(tensor: torch.Tensor, group: Any) -> None:
+    """Sum a vector of P numbers over a group of n ranks, in place, in 2 log2(n) hops.
+
+    Ranks exchange halves of what they still have to add, until each has the sum of its part, and then double
+    the parts they know (Rabenseifner 2004): all get the same bits. Each sends 2 (n - 1) / n * P numbers, to
+    one rank at a time. If n is no power of two, some ranks first give their vectors to others.
+    """
+    ranks, rank, vector = dist.get_world_size(group), dist.get_rank(group), tensor.view(-1)
+    receive, send = partial(dist.irecv, group=group), partial(dist.isend, group=group)
+    power = 1 << (ranks.bit_length() - 1)
+    if rank >= power:
+        total = receive(vector, group_src=rank - power, tag=TOTAL)
+        wait_for([send(vector, group_dst=rank - power, tag=PART), total])
         return
-    part = -(-size // ranks)
-    sent = torch.zeros(ranks, part, dtype=torch.bfloat16)
-    sent.view(-1)[:size] = tensor
-    parts, totals = torch.empty_like(sent), torch.empty_like(sent)
-    # A rank sends when it knows that the other one expects it. So all is expected before anything is sent,
-    # or that word would wait behind what is sent, and a connection would carry one direction at a time.
-    # gloo's all_to_all and all_gather do not do so.
-    others = [(rank + step) % ranks for step in range(1, ranks)]
-    receive = partial(dist.irecv, group=group)
-    arriving_parts = [receive(parts[other], group_src=other, tag=0) for other in others]
-    arriving_totals = [receive(totals[other], group_src=other, tag=1) for other in others]
-    works = [dist.isend(sent[other], group=group, group_dst=other, tag=0) for other in others]
-    parts[rank] = sent[rank]
-    wait_for(arriving_parts)
-    totals[rank] = rounded_total(parts)
-    works += [dist.isend(totals[rank], group=group, group_dst=other, tag=1) for other in others]
-    wait_for(arriving_totals)
-    wait_for(works)
-    tensor.copy_(totals.view(-1)[:size])
+    kept, rounds, distance = slice(0, len(vector)), [], power >> 1
+    while distance:
+        middle = (kept.start + kept.stop) // 2
+        halves = slice(kept.start, middle), slice(middle, kept.stop)
+        kept, given = halves if rank < rank ^ distance else halves[::-1]
+        rounds.append((rank ^ distance, kept, given))
+        distance >>= 1
+    # A rank sends when it knows that the other one expects it. So all is expected before anything is sent.
+    # What a rank has given away comes back into its place, as a sum.
+    whole = torch.empty_like(vector) if rank + power < ranks else None
+    first = [] if whole is None else [receive(whole, group_src=rank + power, tag=PART)]
+    parts = [torch.empty_like(vector[kept]) for _, kept, _ in rounds]
+    arriving = [receive(part, group_src=other, tag=PART) for (other, *_), part in zip(rounds, parts)]
+    totals = [receive(vector[given], group_src=other, tag=TOTAL) for other, _, given in rounds]
+    wait_for(first)
+    if whole is not None:
+        vector += whole
+    sent = []
+    for (other, kept, given), part, message in zip(rounds, parts, arriving):
+        sent.append(send(vector[given], group_dst=other, tag=PART))
+        wait_for([message])
+        vector[kept] += part
+    for (other, kept, _), message in zip(rounds[::-1], totals[::-1]):
+        sent.append(send(vector[kept], group_dst=other, tag=TOTAL))
+        wait_for([message])
+    if whole is not None:
+        sent.append(send(vector, group_dst=rank + power, tag=TOTAL))
+    wait_for(sent)
 
 
 def wait_for(works: Sequence[Any]) -> None:

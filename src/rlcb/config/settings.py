@@ -305,10 +305,10 @@ class ClusterConfig(Section):
     powersgd_rank: Count | None = None
     """Rank of the matrices with compression = powersgd; null: 4. A higher one approximates the gradient
     better and sends more."""
-    reduction: Literal["auto", "ring", "hierarchical"] = "auto"
+    reduction: Literal["auto", "ring", "hierarchical", "direct"] = "auto"
     """How ranks sum. ring: one ring of all ranks. hierarchical: within each node, in shared memory where the
-    system can, then between nodes. auto: both are measured at the start if a node has several ranks. The sums
-    are equal up to floating-point error."""
+    system can, then over a ring of nodes. direct: within each node, then by messages from each node to each
+    other one. auto: what is fastest at the start. The sums are equal up to floating-point error."""
     overlap: bool = False
     """Sum the gradients of the last layers while the gradients of the first are computed."""
     elastic: bool = False
