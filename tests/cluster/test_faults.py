@@ -26,12 +26,19 @@ def assert_whole(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rank", "here", "there"),
+    ("kind", "reduction", "rank", "here", "there"),
     [
-        ("raise", 1, "environment 2 raised at step", "rank 1 on {host}: environment 2 raised at step"),
-        ("kill", 0, "rank 0 on {host} was killed by SIGKILL", "rank 0 on {host} is gone"),
+        (
+            "raise",
+            "ring",
+            1,
+            "environment 2 raised at step",
+            "rank 1 on {host}: environment 2 raised at step",
+        ),
+        ("kill", "direct", 0, "rank 0 on {host} was killed by SIGKILL", "rank 0 on {host} is gone"),
         pytest.param(
             "hang",
+            "direct",
             1,
             f"made no progress for {TIMEOUT} s",
             f"rank 1 on {{host}}: made no progress for {TIMEOUT} s",
@@ -40,11 +47,12 @@ def assert_whole(folder: Path) -> None:
     ],
 )
 def test_a_rank_that_fails_on_one_node_ends_the_other_with_its_name(
-    tmp_path: Path, kind: str, rank: int, here: str, there: str
+    tmp_path: Path, kind: str, reduction: str, rank: int, here: str, there: str
 ) -> None:
     folder, host = tmp_path / "run", socket.gethostname()
     began = tmp_path / "began"
     flags = (*TINY, *EVERY_STATE, *fault(fault=kind, rank=rank, at=120, once=began), "--num-workers", 1)
+    flags += ("--set", f"cluster.reduction={reduction}")
     with Nodes(cluster_runs.own_address()) as nodes:
         nodes.start(PPO, *flags, "--set", "logging.checkpoint_interval=5", "--output-dir", folder)
         endings = nodes.wait(90)
