@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perf.cluster_scaling.link import RATES, SHAPES
+from perf.cluster_scaling.link import RATES, hosts
 from perf.measure import Comparison, interleave, save, table
 from tests import runs
-from tests.cluster_runs import PPO, Nodes, two_hosts
+from tests.cluster_runs import PPO, Nodes
 
 PLAIN = "one all-reduce"
 BOTH = {"overlap, bf16": ("--set", "cluster.overlap=true", "--set", "cluster.compression=bf16")}
@@ -56,11 +56,12 @@ FEW_UPDATES = 2
 """Updates of a run with --ways low_rank that sums whole gradients. Over 10 Mb/s, each takes 8 to 16 s."""
 
 
-def rows_of_run(rate: str, script: str, *flags: object) -> list[dict[str, Any]]:
-    """Train on two hosts joined by a link of this rate, and return the rows of metrics.jsonl."""
-    shape = SHAPES.get(RATES[rate], ())
-    with tempfile.TemporaryDirectory() as folder, two_hosts(rate, *shape) as (names, address):
-        with Nodes(address, names) as nodes:
+def rows_of_run(
+    rate: str, script: str, *flags: object, count: int = 2, delay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Train on hosts joined by links of this rate and delay, and return the rows of metrics.jsonl."""
+    with tempfile.TemporaryDirectory() as folder, hosts(count, RATES[rate], delay) as place:
+        with Nodes(place.addresses[0], place.names) as nodes:
             output = ("--set", "logging.tensorboard=false", "--output-dir", Path(folder) / "run")
             nodes.start(script, *flags, *output)
             for code, _, errors in nodes.wait(300):

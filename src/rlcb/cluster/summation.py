@@ -4,8 +4,8 @@
 and the vector passes 2 (ranks - 1) hops one after the other. `Hierarchy` sums within each node, then between
 the first ranks of the nodes, and hands the result out within each node: only one rank of a node uses the
 network. Within a node the ranks use shared memory where the system can (parallel/shared_sum.py), else gloo.
-`Direct`, and a hierarchy of direct sums, send as many bytes as a ring, but each to the rank that needs them:
-a few hops whatever the number of ranks is.
+`Direct`, and a hierarchy of direct sums, send as many bytes as a ring, but to ranks further and further away:
+2 log2(ranks) hops, and half as many for a few numbers.
 """
 
 from __future__ import annotations
