@@ -55,9 +55,10 @@ WORDS = {
 """The ways to sum."""
 CLEARLY = 0.9
 """Another way than a ring is chosen if it takes at most this share of the ring's time."""
-TRIALS = 3  # of each way to sum
-LONG_SECONDS = 1.0
-"""If the first trials, which else only warm up, take longer together, they are the last."""
+TRIALS = range(3, 30)  # of each way to sum: at least and at most
+TRIAL_SECONDS = 0.3
+"""Of more trials than the fewest together. If the first ones, which else only warm up, take three times as
+long, they are the last."""
 MAX_DIFFERENCE = 1e-4  # between parameters after 100 equal updates on different kinds of processors
 CHECK_SECONDS = 0.2  # between two checks that the other ranks are alive
 
@@ -164,6 +165,9 @@ class ClusterCommunicator(GlooCommunicator):
         `between` makes the part of the sum that crosses nodes.
         """
         way = self.summations["small" if tensor.nbytes <= SMALL_BYTES else "gradient"]
+        return self._begin_sum(way, tensor, between)
+
+    def _begin_sum(self, way: Summation, tensor: torch.Tensor, between: GroupSum) -> Any:
         if isinstance(way, Ring) and self.config.compression == "none":
             return self.begin(dist.all_reduce, tensor)  # not if sums in the thread could overtake it
         return self.sum_thread.submit(partial(way.sum_, tensor, between))
@@ -303,17 +307,20 @@ class ClusterCommunicator(GlooCommunicator):
     ) -> dict[str, float]:
         """Return the median seconds of a sum of the vector by way, equal on all ranks."""
         seconds: dict[str, list[float]] = {name: [] for name in ways}
+        used, rounds = 0.0, 0
         while True:
             for name, way in ways.items():
                 self.barrier()
                 start = time.perf_counter()
-                self.wait(self.sum_thread.submit(partial(way.sum_, vector, between)))
+                self.wait(self._begin_sum(way, vector, between))
                 seconds[name].append(time.perf_counter() - start)
-            rounds = len(seconds["ring"])
-            first = self.from_main(sum(found[0] for found in seconds.values()))
-            if rounds > TRIALS or first > LONG_SECONDS:
+            rounds += 1
+            used += self.from_main(sum(found[-1] for found in seconds.values()))
+            if rounds == 1 and used > 3 * TRIAL_SECONDS:
                 break
-        kept = slice(1, None) if rounds > 1 else slice(None)
+            if rounds > TRIALS.start and (used > TRIAL_SECONDS or rounds > TRIALS.stop):
+                break
+        kept = slice(rounds > 1, None)
         medians = [self.from_main(statistics.median(found[kept])) for found in seconds.values()]
         return {name: round(median, 6) for name, median in zip(ways, medians, strict=True)}
 
