@@ -254,13 +254,18 @@ build_kernels() {
 }
 
 verify() {
-    local report
+    local report error missing='(lib[^:/ ]+): cannot open shared object file'
     if [ "$plan" = yes ]; then
         say "would check: torch, gymnasium and procgen import, coinrun steps"
         return
     fi
-    report=$("$vpy" -W ignore -c "$VERIFY" 2>"$scratch/errors") ||
-        die 1 "the installation does not work: $(tail -n 1 "$scratch/errors") (rm -r $venv and run it again)"
+    if ! report=$("$vpy" -W ignore -c "$VERIFY" 2>"$scratch/errors"); then
+        error=$(tail -n 1 "$scratch/errors")
+        if [[ "$error" =~ $missing ]]; then
+            die 1 "Procgen needs ${BASH_REMATCH[1]} of the system: apt-get install libgl1 libglib2.0-0, and run it again"
+        fi
+        die 1 "the installation does not work: $error (rm -r $venv and run it again)"
+    fi
     if [ "$build" = cpu ] && [ "${report%%$'\n'*}" != cpu ]; then
         die 1 "torch came as a CUDA build, but $why: remove $venv, or accept it with TORCH_BUILD=default"
     fi

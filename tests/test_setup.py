@@ -51,7 +51,8 @@ case "$*" in
                              done ;;
         esac ;;
     "-m rlcb.kernels.build") echo kernels >>"$HERE/calls" ;;
-    *ProcgenGym3Env*) echo verify >>"$HERE/calls"; cat "$HERE/verify" ;;
+    *ProcgenGym3Env*) echo verify >>"$HERE/calls"; cat "$HERE/verify"
+                      if [ -e "$HERE/error" ]; then cat "$HERE/error" >&2; exit 1; fi ;;
     *) exec "$real" "$@" ;;
 esac
 """
@@ -363,6 +364,27 @@ def test_without_a_compiler_that_of_ziglang_is_installed(scene: Scene) -> None:
     result = scene.setup(TORCH_BUILD="default")
     assert result.returncode == 0, result.stderr
     assert scene.calls() == ["venv", PIP, PACKAGE, "pip install --quiet ziglang", KERNELS, "verify"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "OSError: cannot load '/x/libenv.so': libGL.so.1: cannot open shared object file: No such file",
+            "Procgen needs libGL.so.1 of the system: apt-get install libgl1 libglib2.0-0, and run it again",
+        ),
+        ("ValueError: no", "the installation does not work: ValueError: no (rm -r venv and run it again)"),
+    ],
+)
+def test_an_installation_that_does_not_work_is_reported_with_what_to_do(
+    scene: Scene, error: str, said: str
+) -> None:
+    scene.fitting_python()
+    (scene.here / "error").write_text(f"Traceback\n{error}\n")
+    result = scene.setup(TORCH_BUILD="default")
+    assert result.returncode == 1
+    assert only_line(result.stderr) == f"setup.sh: {said}"
+    assert not scene.stamp.exists()
 
 
 def test_a_package_installed_from_another_folder_is_installed_again(scene: Scene) -> None:

@@ -82,7 +82,7 @@ def test_a_killed_tuning_continues_its_run_with_the_same_command(tmp_path: Path)
         *("--algorithms", "a2c", "--mode", "sequential", "--envs", fault_env.ID, "--num-envs", "4"),
         *("--set", "env.kwargs.delay=0.002", "--set", "logging.checkpoint_interval=5"),
         *("--set", "logging.tensorboard=false", "--set", "hardware.num_threads=1"),
-        *("--trials", "2", "--total-timesteps", "6000", "--output-dir", str(root)),
+        *("--trials", "2", "--total-timesteps", "3000", "--output-dir", str(root)),
     )
     command = [sys.executable, "-m", "rlcb", "tune", *flags]
     first = root / "a2c" / "trial_000" / f"{fault_env.ID.replace(':', '-')}_seed1"

@@ -63,7 +63,7 @@ def test_two_ranks_under_torchrun(alone: tuple[str, Path], tmp_path: Path) -> No
     assert "1 x 2" in output
 
 
-@pytest.mark.parametrize("reduction", ["auto", "hierarchical", "direct"])
+@pytest.mark.parametrize("reduction", ["auto", "direct"])
 def test_two_nodes_of_two_workers_that_overlap_the_sum_with_the_backward_pass(
     alone: tuple[str, Path], tmp_path: Path, reduction: str
 ) -> None:

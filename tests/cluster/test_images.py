@@ -17,7 +17,7 @@ def test_both_recipes_have_the_same_base_packages_and_setup() -> None:
     base = re.search(r"(?m)^FROM (\S+)$", DOCKER)
     assert base is not None and f"From: {base.group(1)}\n" in APPTAINER
     for text in (DOCKER, APPTAINER):
-        assert "apt-get install -y --no-install-recommends g++" in text
+        assert "apt-get install -y --no-install-recommends g++ libgl1 libglib2.0-0" in text
         assert "TORCH_BUILD=cpu ./setup.sh" in text
         assert "/opt/rlcb/venv/bin:$PATH" in text
 
