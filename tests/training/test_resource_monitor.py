@@ -166,6 +166,24 @@ def test_the_background_thread_samples_until_it_is_stopped() -> None:
     assert usage["average_cpu_percent"] >= 0
 
 
+@pytest.mark.parametrize(("seconds", "pause"), [(0.004, 2.0), (0.25, 50.0)])
+def test_samples_of_many_processes_are_rarer(
+    seconds: float, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = ResourceMonitor(2.0)
+    now = [100.0]
+    monkeypatch.setattr("rlcb.training.resource_monitor.time.perf_counter", lambda: now[0])
+
+    def slow(process: psutil.Process) -> int:
+        now[0] += seconds
+        return MB
+
+    monkeypatch.setattr("rlcb.training.resource_monitor.memory_bytes", slow)
+    monkeypatch.setattr("rlcb.training.resource_monitor._tree", lambda root: [root])
+    monitor.sample()
+    assert monitor.pause() == pytest.approx(pause)
+
+
 def test_processes_that_start_and_end_meanwhile_raise_no_error() -> None:
     monitor = ResourceMonitor(0.001)
     monitor.start()

@@ -10,6 +10,8 @@ import psutil
 
 from rlcb.cpu import allowed_cpus, usable_cores
 
+MOST_OF_A_CORE = 0.005  # that samples may take
+
 
 def _tree(root: psutil.Process) -> list[psutil.Process]:
     """Return a process and all of its descendants."""
@@ -43,8 +45,9 @@ def busy_seconds() -> float:
 class ResourceMonitor:
     """Samples memory (GB) and CPU use (per cent of the usable cores) of a process tree, in a thread.
 
-    Shared pages count once. A sample reads a file in /proc for each process, which takes about 1 ms per
-    gigabyte that the process maps.
+    Shared pages count once. For a sample the kernel walks through the pages of every process, 4 ms for a
+    worker of 0.7 GB. So with many workers there are fewer samples (MOST_OF_A_CORE), or the worker of this
+    thread would keep the others waiting.
     """
 
     def __init__(self, interval_seconds: float, root_process: int | None = None) -> None:
@@ -55,6 +58,7 @@ class ResourceMonitor:
         self.cpu_percent = 0.0
         self._memory_sum = 0.0
         self._samples = 0
+        self._sample_seconds = 0.0
         self._cores = usable_cores()
         self._root = psutil.Process(root_process)
         self._seen: dict[tuple[int, float], float] = {}
@@ -75,7 +79,7 @@ class ResourceMonitor:
 
     def sample(self) -> None:
         """Take one sample now."""
-        memory = 0
+        begun, memory = time.perf_counter(), 0
         for process in _tree(self._root):
             with contextlib.suppress(psutil.Error):
                 memory += memory_bytes(process)
@@ -88,9 +92,14 @@ class ResourceMonitor:
         self.peak_gb = max(self.peak_gb, self.memory_gb)
         self._memory_sum += self.memory_gb
         self._samples += 1
+        self._sample_seconds = time.perf_counter() - begun
+
+    def pause(self) -> float:
+        """Return the seconds until the next sample."""
+        return max(self.interval_seconds, self._sample_seconds / MOST_OF_A_CORE)
 
     def _run(self) -> None:
-        while not self._stop.wait(self.interval_seconds):
+        while not self._stop.wait(self.pause()):
             self.sample()
 
     def start(self) -> None:
