@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.cluster_learning.report import Composed, horizon, panels
+from perf.cluster_learning.composition import Composed, horizon, panels
 from perf.cluster_learning.ways import LINK_NAMES
 from rlcb.plots.style import GREY, INK, STYLE
 

@@ -12,7 +12,8 @@ import pytest
 from perf import measure
 from perf.cluster_learning import report
 from perf.cluster_learning.__main__ import Plan, chosen_every, collect, curve_place
-from perf.cluster_learning.report import check_lines, choices, compose, horizon, panels, table
+from perf.cluster_learning.composition import compose, horizon, panels
+from perf.cluster_learning.report import check_lines, choices, table
 from perf.cluster_learning.runs import speed_of
 from perf.cluster_learning.ways import UPDATE, WAYS
 from rlcb.files import write_json
