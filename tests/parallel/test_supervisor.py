@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rlcb.config.yaml_file import build_config
+from rlcb.parallel.supervisor import core_warning
 from rlcb.training.run_folder import LOCK_FILE
 from tests import fault_env, runs
 
@@ -28,6 +30,33 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {
         path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != LOCK_FILE
     }
+
+
+@pytest.mark.parametrize(
+    ("environments", "workers", "cores", "warning"),
+    [
+        (32, 32, 32, None),
+        (32, 4, 8, None),  # fewer workers by choice
+        (32, 8, 4, "8 workers of 1 thread share 4 usable cores"),
+        (
+            *(32, 32, 48),
+            "16 of 48 usable cores have no work: 32 environments divide among 32 workers at most; "
+            "--num-envs 48 makes 48",
+        ),
+        (
+            *(50, 25, 36),
+            "11 of 36 usable cores have no work: 50 environments divide among 25 workers at most; "
+            "--num-envs 72 makes 36",
+        ),
+    ],
+)
+def test_workers_that_do_not_fit_the_cores_are_warned_of(
+    environments: int, workers: int, cores: int, warning: str | None
+) -> None:
+    env = {"id": "CartPole-v1", "num_envs": environments}
+    data = {"algorithm": "ppo", "mode": "parallel", "env": env, "parallel": {"num_workers": workers}}
+    config = build_config({**data, "training": {"batch_size": environments}}, "test")
+    assert core_warning(config, 0, 1, cores) == warning
 
 
 @pytest.mark.timeout(240)

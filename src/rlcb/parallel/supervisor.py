@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcb import cpu
-from rlcb.config.config import Config
+from rlcb.config.config import Config, largest_divisor
 from rlcb.errors import Interrupted, RunError, UsageError
 from rlcb.parallel.calibration import Calibration, calibrate
 from rlcb.parallel.forkserver import worker_context
@@ -69,6 +70,22 @@ def worker_module(config: Config) -> str:
     return "rlcb.parallel.a3c" if config.traits.is_asynchronous else "rlcb.parallel.data_parallel"
 
 
+def core_warning(config: Config, node_rank: int, num_threads: int, cores: int) -> str | None:
+    """Return a warning if a node's workers are more than its cores, or if its environments make fewer."""
+    busy, environments = config.busy_on(node_rank), config.env.num_envs
+    usable = counted(cores, "usable core")
+    if busy * num_threads > cores:
+        return f"{busy} workers of {counted(num_threads, 'thread')} share {usable}"
+    by_default = config.mode == "parallel" and not config.has_actors
+    if by_default and busy * num_threads < cores and busy == largest_divisor(environments, cores):
+        enough = math.ceil(environments / cores) * cores
+        return (
+            f"{cores - busy * num_threads} of {usable} have no work: {counted(environments, 'environment')} "
+            f"divide among {counted(busy, 'worker')} at most; --num-envs {enough} makes {cores}"
+        )
+    return None
+
+
 def train_on_node(
     spec: RunSpec, module: str, world: World | None, calibration: Calibration | None = None
 ) -> int:
@@ -78,10 +95,9 @@ def train_on_node(
     with the message of the worker that failed.
     """
     node = 0 if world is None else world.node_rank
-    busy, cores = spec.config.busy_on(node), cpu.usable_cores()
-    if busy * spec.num_threads > cores:
-        threads = counted(spec.num_threads, "thread")
-        logger.warning("%d workers of %s share %s", busy, threads, counted(cores, "usable core"))
+    warning = core_warning(spec.config, node, spec.num_threads, cpu.usable_cores())
+    if warning is not None:
+        logger.warning(warning)
     workers, repeats = spec.config.ranks_on(node), spec.config.mode == "distributed"
     with spec.claimed_cores(workers) as pinning, StopSignal(repeats=repeats) as stop:
         spec = replace(spec, pinning=pinning)
