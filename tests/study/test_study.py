@@ -442,3 +442,34 @@ def test_the_plan_says_if_a_run_has_fewer_timesteps_than_one_update(
     said = " ".join(capsys.readouterr().out.split())
     note = "note PPO sequential: training.total_timesteps = 1000: one update takes 4,096 timesteps"
     assert (note in said) == noted
+
+
+@pytest.mark.parametrize(
+    ("flags", "cores", "note"),
+    [
+        ((), 32, ""),
+        (
+            (),
+            48,
+            "note parallel A2C, PPO: 32 workers on 48 cores; --num-envs in multiples of 48 uses all of them",
+        ),
+        (("--num-workers", 16), 32, ""),
+        (("--num-workers", 16), 8, "note parallel A2C, PPO: 16 processes on 8 cores"),
+    ],
+)
+def test_the_plan_says_if_workers_do_not_fit_the_cores(
+    flags: tuple[object, ...],
+    cores: int,
+    note: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("config.config", "study.console"):
+        monkeypatch.setattr(f"rlcb.{module}.usable_cores", lambda: cores)
+    words = ("--algorithms", "ppo", "a2c", "--modes", "sequential", "parallel", "--duration", 0.5, *flags)
+    folder = open_with(tmp_path / "new", *words)
+    print_study_plan(folder, folder.states(), retry_failed=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("note parallel" in said) == bool(note)
+    assert note in said

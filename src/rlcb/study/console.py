@@ -151,7 +151,7 @@ def _notes(folder: StudyFolder) -> list[str]:
         for (algorithm, mode), config in _configs(folder).items()
         if few_timesteps(config)
     ]
-    return [*short, *_oversubscription_notes(folder), *_mode_difference_notes(folder)]
+    return [*short, *_core_notes(folder), *_mode_difference_notes(folder)]
 
 
 def _configs(folder: StudyFolder) -> dict[tuple[str, str], Config]:
@@ -160,19 +160,32 @@ def _configs(folder: StudyFolder) -> dict[tuple[str, str], Config]:
     return {pair: folder.configs[run.name] for pair, run in runs.items()}
 
 
-def _oversubscription_notes(folder: StudyFolder) -> list[str]:
-    """Return a warning if parallel runs start more processes than there are cores."""
-    cores = usable_cores()
-    processes = {
-        pair: config.num_processes for pair, config in _configs(folder).items() if pair[1] in ONE_MACHINE
+def _core_notes(folder: StudyFolder) -> list[str]:
+    """Return warnings if parallel runs start more processes than there are cores, or fewer."""
+    cores, given = usable_cores(), folder.study.num_workers is not None
+    parallel = {
+        ALGORITHMS[algorithm].label: config
+        for (algorithm, mode), config in _configs(folder).items()
+        if mode == "parallel"
     }
-    affected = [algorithm.upper() for (algorithm, mode), number in processes.items() if number > cores]
-    if not affected:
-        return []
-    most = max(processes.values())
-    notes = [f"parallel {', '.join(affected)}: {most} processes on {counted(cores, 'core')}"]
-    given = folder.study.num_workers is not None
-    return notes if given else [*notes, f"--num-workers {cores} gives each process a core"]
+    many = {label: config for label, config in parallel.items() if config.num_processes > cores}
+    few = {
+        label: config
+        for label, config in parallel.items()
+        if config.num_processes < cores and not config.has_actors and not given
+    }
+    notes = []
+    if many:
+        most = max(config.num_processes for config in many.values())
+        advice = "" if given else f"; --num-workers {cores} gives each process a core"
+        notes.append(f"parallel {', '.join(many)}: {most} processes on {counted(cores, 'core')}{advice}")
+    if few:
+        least = counted(min(config.num_processes for config in few.values()), "worker")
+        notes.append(
+            f"parallel {', '.join(few)}: {least} on {counted(cores, 'core')}; --num-envs in multiples "
+            f"of {cores} uses all of them"
+        )
+    return notes
 
 
 def _mode_difference_notes(folder: StudyFolder) -> list[str]:
