@@ -14,6 +14,7 @@ from rlcb.config.yaml_file import set_value
 from rlcb.errors import RunError
 from rlcb.files import write_atomically, write_json
 from rlcb.paths import default_config_path, shown_path
+from rlcb.text import duration_text
 from rlcb.tuning.folder import TuningFolder
 from rlcb.tuning.search import TrialResult
 from rlcb.tuning.settings import Tuning
@@ -108,7 +109,8 @@ def overlay_text(folder: TuningFolder, best: Best) -> str:
     for key, value in {**tuning.fixed(trial.algorithm), **trial.settings}.items():
         set_value(settings, key, value, "overlay")
     base = tuning.config.get(trial.algorithm) or shown_path(default_config_path(trial.algorithm, tuning.mode))
-    budget = f"{tuning.duration:g} hours" if tuning.timed else f"{tuning.total_timesteps:,} timesteps"
+    hours = tuning.duration
+    budget = f"{tuning.total_timesteps:,} timesteps" if hours is None else duration_text(hours * 3600)
     default = "failed" if best.default is None else f"{best.default.score:.4g}"
     envs, seeds = ", ".join(tuning.envs), ", ".join(map(str, tuning.seeds))
     head = (
