@@ -103,7 +103,8 @@ def test_help_shows_what_the_configuration_says() -> None:
     assert "learning rate at the start (0.001)" in help_text
 
 
-def test_the_defaults_are_those_of_the_documentation() -> None:
+def test_the_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcb.config.config.usable_cores", lambda: 6)
     config = resolve()
     training = config.training
     assert (config.env.num_envs, training.n_steps, training.batch_size, training.n_epochs) == (

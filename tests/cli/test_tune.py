@@ -143,7 +143,7 @@ def test_a_pruned_run_ends_saved_and_leaves_no_process(
     assert [trial.state.name for trial in trials(root, "a2c")] == ["COMPLETE", "PRUNED"]
     folder = root / "a2c" / "trial_001" / "CartPole-v1_seed1"
     assert runs.record(folder)["status"] == "interrupted"
-    assert runs.record(folder)["duration_hours"] < 0.8 * 0.002
+    assert runs.record(folder)["duration_hours"] < 0.002
     assert runs.checkpoint(folder, "step_*")["counters"]["updates"] == runs.rows(folder)[-1]["update"]
     assert processes_below(root) == []
     summary = json.loads((root / "tuning.json").read_text())["algorithms"]["a2c"]

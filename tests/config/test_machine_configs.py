@@ -208,7 +208,7 @@ def test_what_heads_say_of_the_default_files_of_ppo_is_so() -> None:
 
 DIFFERENCES: dict[str, dict[str, object]] = {
     "a2c_parallel_highend": {"env.num_envs": 112, "parallel.num_workers": 7, "hardware.num_threads": 2},
-    "a2c_parallel_ryzen7": {"env.num_envs": 64, "hardware.num_threads": 2},
+    "a2c_parallel_ryzen7": {"env.num_envs": 64, "parallel.num_workers": 4, "hardware.num_threads": 2},
     "a2c_sequential_highend": {"env.num_envs": 112},
     "a2c_sequential_ryzen7": {"env.num_envs": 64},
     "impala_parallel_highend": {"env.num_envs": 112, "training.n_steps": 128, "impala.num_actors": 7},
@@ -219,7 +219,9 @@ DIFFERENCES: dict[str, dict[str, object]] = {
         "env.num_envs": 112, "training.n_steps": 256, "training.batch_size": 3584, "parallel.num_workers": 7,
         "hardware.num_threads": 2,
     },
-    "ppo_parallel_ryzen7": {"env.num_envs": 64, "training.n_steps": 256, "hardware.num_threads": 2},
+    "ppo_parallel_ryzen7": {
+        "env.num_envs": 64, "training.n_steps": 256, "parallel.num_workers": 4, "hardware.num_threads": 2,
+    },
     "ppo_parallel_paper": {
         "env.num_envs": 64, "model.architecture": "impala", "training.n_steps": 256, "training.n_epochs": 3,
         "training.clip_value_loss": True,
@@ -233,11 +235,14 @@ DIFFERENCES: dict[str, dict[str, object]] = {
         "training.batch_size": 2048, "training.n_epochs": 3, "training.clip_value_loss": True,
     },
 }  # fmt: skip
-"""What the full files that the overlays replaced had differently from the default files."""
+"""What the full files that the overlays replaced had differently from the default files, on two cores."""
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_a_default_file_with_an_overlay_equals_the_full_file_of_before(name: str) -> None:
+def test_a_default_file_with_an_overlay_equals_the_full_file_of_before(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcb.config.config.usable_cores", lambda: 2)
     base, settings = (flat_settings(read(each)) for each in (name.rpartition("_")[0], name))
     assert {key: value for key, value in settings.items() if base[key] != value} == DIFFERENCES[name]
     algorithm, mode, overlay = name.split("_")

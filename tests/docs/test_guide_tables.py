@@ -68,8 +68,8 @@ def sizes_of(files: list[Path], algorithm: str, mode: str) -> list[Any]:
     """Environments, steps, minibatch, epochs and processes of a run with these configuration files."""
     data = read_config_files(files, algorithm, mode)
     config, training = build_config(data, files[-1].name), data["training"]
-    impala = data.get("impala") or {}
-    processes = impala.get("num_actors") if config.has_actors else config.parallel.num_workers
+    section, key = ("impala", "num_actors") if config.has_actors else ("parallel", "num_workers")
+    processes = 1 if mode == "sequential" else (data.get(section) or {}).get(key)
     sizes = (training[key] for key in ("n_steps", "batch_size", "n_epochs"))
     return [data["env"]["num_envs"], *sizes, processes]
 
