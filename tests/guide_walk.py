@@ -85,14 +85,21 @@ def without(flags: Sequence[str], names: Sequence[str]) -> list[str]:
     return kept
 
 
+def cut(flags: list[str], name: str, most: int) -> None:
+    """Leave at most so many values of a flag that takes several."""
+    if name in flags:
+        first = flags.index(name) + 1
+        count = next((i for i, word in enumerate(flags[first:]) if word.startswith("--")), len(flags) - first)
+        del flags[first + most : first + max(most, count)]
+
+
 def shrink_study(program: Program) -> list[str]:
-    """The flags of a study, for two seeds of sequential runs at the most."""
+    """The flags of a study, for one game and two seeds of sequential runs at the most."""
     flags = without(program.flags, ("--duration", "--total-timesteps", "--evaluate-episodes", "--cooldown"))
     begins = "--algorithms" in flags or "--study" in flags
-    if begins and "--seeds" in flags:
-        first = flags.index("--seeds") + 1
-        count = next((i for i, word in enumerate(flags[first:]) if word.startswith("--")), len(flags) - first)
-        del flags[first + 2 : first + count]
+    if begins:
+        cut(flags, "--seeds", 2)
+        cut(flags, "--envs", 1)
     if begins:
         sizes = [word for key, value in SIZES.items() for word in ("--set", f"{key}={value}")]
         flags += [*sizes, "--modes", "sequential", "--total-timesteps", str(TIMESTEPS)]
@@ -101,10 +108,12 @@ def shrink_study(program: Program) -> list[str]:
 
 
 def shrink_tuning(program: Program) -> list[str]:
-    """The flags of a tuning, for one trial of sequential runs of each algorithm that has that mode."""
+    """The flags of a tuning, for one trial of sequential runs of each algorithm that has that mode, on one
+    game."""
     flags = without(program.flags, ("--duration", "--total-timesteps", "--trials", "--mode"))
     if "--algorithms" not in flags:
         return flags
+    cut(flags, "--envs", 1)
     if "a3c" in flags:
         flags.remove("a3c")
     sizes = {**SIZES, "ppo:training.batch_size": "16"} if "ppo" in flags else SIZES
