@@ -232,21 +232,24 @@ print("the script runs", flush=True)
 torch.ones(64, 64) @ torch.ones(64, 64)
 run = rlcb.train(
     {algorithm!r}, env="CartPole-v1", output_dir="run", {options},
-    settings={{"model.mlp_sizes": [8]}},
+    settings={{"model.mlp_sizes": [8], **{settings}}},
 )
 print(run.record["status"], run.record["total_timesteps"], flush=True)
 """
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "options"),
+    ("algorithm", "options", "settings"),
     [
-        ("ppo", "n_steps=16, num_envs=2, batch_size=16, total_timesteps=64, num_workers=2"),
-        ("impala", "n_steps=16, num_envs=2, batch_size=32, total_timesteps=64, num_actors=2"),
+        ("ppo", "batch_size=16, num_workers=2", {}),
+        ("impala", "batch_size=32, num_actors=2", {"impala.num_learners": 1}),
     ],
 )
-def test_a_script_without_a_guard_runs_once(algorithm: str, options: str, tmp_path: Path) -> None:
-    process = program(SCRIPT.format(algorithm=algorithm, options=options), tmp_path)
+def test_a_script_without_a_guard_runs_once(
+    algorithm: str, options: str, settings: dict[str, int], tmp_path: Path
+) -> None:
+    options += ", n_steps=16, num_envs=2, total_timesteps=64"
+    process = program(SCRIPT.format(algorithm=algorithm, options=options, settings=settings), tmp_path)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert output.count("the script runs") == 1
@@ -256,7 +259,7 @@ def test_a_script_without_a_guard_runs_once(algorithm: str, options: str, tmp_pa
 
 def test_an_interrupted_run_returns(tmp_path: Path) -> None:
     options = "n_steps=16, num_envs=2, batch_size=16, duration=1, num_workers=2"
-    process = program(SCRIPT.format(algorithm="ppo", options=options), tmp_path)
+    process = program(SCRIPT.format(algorithm="ppo", options=options, settings={}), tmp_path)
     try:
         runs.wait_for_rows(tmp_path / "run", 1)
         process.send_signal(signal.SIGINT)

@@ -300,6 +300,8 @@ def smaller(config: Config) -> list[Any]:
         flags += ["--batch-size", training.batch_size * N_STEPS // training.n_steps]
     for setting in ("model.architecture=nature", "model.hidden_size=16", "logging.tensorboard=false"):
         flags += ["--set", setting]
+    if config.has_actors and config.mode == "parallel":
+        flags += ["--set", "impala.num_learners=1"]  # or it would be measured
     return flags
 
 

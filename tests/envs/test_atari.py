@@ -181,9 +181,8 @@ def test_native_kernels_compute_atari_as_torch_does(architecture: str) -> None:
 # --- Saved states ---
 
 
-@pytest.mark.parametrize("env_id", [PONG, BREAKOUT])
-def test_a_restored_game_continues_exactly_with_its_sticky_actions(env_id: str) -> None:
-    env, other = make(3, id=env_id), make(3, first_group=7, id=env_id)
+def test_a_restored_game_continues_exactly_with_its_sticky_actions() -> None:
+    env, other = make(3, id=BREAKOUT), make(3, first_group=7, id=BREAKOUT)
     env.reset()
     other.reset()
     rng = np.random.default_rng(0)
@@ -200,7 +199,7 @@ def test_a_restored_game_continues_exactly_with_its_sticky_actions(env_id: str) 
         for a, b in zip(ours, theirs):
             np.testing.assert_array_equal(a, b)
         ends += ours[2].sum()
-    assert ends >= (1 if env_id == BREAKOUT else 0)
+    assert ends >= 1
 
 
 # --- Whole runs ---

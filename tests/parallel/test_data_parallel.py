@@ -186,7 +186,6 @@ def test_a_worker_that_cannot_make_its_environment_is_a_usage_error_and_leaves_n
     [
         ("train_ppo_parallel.py", 1, signal.SIGINT),
         ("train_ppo_parallel.py", 2, signal.SIGTERM),
-        ("train_ppo_parallel.py", 5, signal.SIGINT),
         ("train.py --algorithm a3c --mode parallel", 1, signal.SIGINT),
         ("train.py --algorithm a3c --mode parallel", 5, signal.SIGTERM),
     ],
@@ -262,7 +261,7 @@ def test_descriptors_and_threads_stay_constant_over_updates(tmp_path: Path) -> N
     runs.wait_for_rows(folder, 20)
     before = census()
     private_before = private_bytes()
-    runs.wait_for_rows(folder, 220, timeout=120)
+    runs.wait_for_rows(folder, 120, timeout=120)
     after = census()
     private_after = private_bytes()
     process.send_signal(signal.SIGTERM)

@@ -40,8 +40,13 @@ def require_stopped(folder: Path, errors: str) -> None:
         assert (record["status"], record["total_updates"]) == ("interrupted", 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("algorithm", SCRIPTS)
+@pytest.mark.parametrize(
+    ("algorithm", "number"),
+    [
+        *(("ppo", signal.SIGINT), ("ppo", signal.SIGTERM)),
+        *(("a3c", signal.SIGTERM), ("impala", signal.SIGINT)),
+    ],
+)
 def test_a_signal_before_the_workers_are_ready_ends_the_run_with_its_own_code(
     tmp_path: Path, algorithm: str, number: signal.Signals
 ) -> None:
@@ -57,8 +62,7 @@ def test_a_signal_before_the_workers_are_ready_ends_the_run_with_its_own_code(
     require_stopped(folder, errors)
 
 
-@pytest.mark.parametrize("delay", [0.3, 1.5])
-@pytest.mark.parametrize("algorithm", SCRIPTS)
+@pytest.mark.parametrize(("algorithm", "delay"), [("ppo", 0.3), ("ppo", 1.5), ("impala", 1.5)])
 def test_a_signal_at_any_moment_of_starting_leaves_no_process(
     tmp_path: Path, algorithm: str, delay: float
 ) -> None:

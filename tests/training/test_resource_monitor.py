@@ -166,7 +166,7 @@ def test_the_background_thread_samples_until_it_is_stopped() -> None:
     assert usage["average_cpu_percent"] >= 0
 
 
-@pytest.mark.parametrize(("seconds", "pause"), [(0.004, 2.0), (0.25, 50.0)])
+@pytest.mark.parametrize(("seconds", "pause"), [(0.004, 2.0), (0.25, 25.0)])
 def test_samples_of_many_processes_are_rarer(
     seconds: float, pause: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

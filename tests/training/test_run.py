@@ -541,7 +541,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_written(
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala"])
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
 def test_the_second_ctrl_c_shows_where_an_environment_hangs_and_saves_the_run(
     tmp_path: Path, algorithm: str
 ) -> None:

@@ -25,7 +25,7 @@ class LoggingConfig(Section):
     keep_checkpoints: Count = 3
     """Number of step checkpoints to keep; the final and the best checkpoint are always kept."""
     memory_interval_seconds: Seconds = 2.0
-    """Seconds between measurements of memory and CPU use; more where measuring would take over 0.5 % of a
+    """Seconds between measurements of memory and CPU use; more where measuring would take over 1 % of a
     core."""
     checkpoint_dir: str | None = None
     log_dir: str | None = None

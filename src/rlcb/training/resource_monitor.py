@@ -10,7 +10,7 @@ import psutil
 
 from rlcb.cpu import allowed_cpus, usable_cores
 
-MOST_OF_A_CORE = 0.005  # that samples may take
+MOST_OF_A_CORE = 0.01  # that samples may take
 
 
 def _tree(root: psutil.Process) -> list[psutil.Process]:
