@@ -454,6 +454,7 @@ def test_the_plan_says_if_a_run_has_fewer_timesteps_than_one_update(
             "note parallel A2C, PPO: 32 workers on 48 cores; --num-envs in multiples of 48 uses all of them",
         ),
         (("--num-workers", 16), 32, ""),
+        (("--set", "parallel:parallel.num_workers=16"), 32, ""),
         (("--num-workers", 16), 8, "note parallel A2C, PPO: 16 processes on 8 cores"),
     ],
 )

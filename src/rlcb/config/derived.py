@@ -1,8 +1,9 @@
-"""What follows from a configuration: a node's part of a minibatch, and whether a run caches activations."""
+"""What follows from a configuration: a node's part of a minibatch, whether a run caches activations, and
+cores that it leaves without work."""
 
 from __future__ import annotations
 
-from rlcb.config.config import Config
+from rlcb.config.config import Config, largest_divisor
 from rlcb.cpu import usable_memory
 
 PASSES_SHARE = 0.25  # of the memory: the largest default size of the activation cache
@@ -26,3 +27,12 @@ def caches_activations(config: Config, sample_bytes: int) -> bool:
         return config.hardware.keep_acting_passes
     samples = config.training.n_steps * config.envs_per_node
     return samples * sample_bytes <= PASSES_SHARE * usable_memory()
+
+
+def cores_without_work(config: Config, cores: int, num_threads: int) -> int:
+    """Return how many of a machine's cores have no worker of a parallel run because its environments cannot
+    make more workers; 0 if fewer workers were chosen, or if the run has actors."""
+    workers = config.num_processes
+    makes_no_more = workers == largest_divisor(config.env.num_envs, cores)
+    is_affected = config.mode == "parallel" and not config.has_actors and makes_no_more
+    return max(0, cores - workers * num_threads) if is_affected else 0

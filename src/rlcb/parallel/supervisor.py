@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcb import cpu
-from rlcb.config.config import Config, largest_divisor
+from rlcb.config.config import Config
+from rlcb.config.derived import cores_without_work
 from rlcb.errors import Interrupted, RunError, UsageError
 from rlcb.parallel.calibration import Calibration, calibrate
 from rlcb.parallel.forkserver import worker_context
@@ -76,11 +77,11 @@ def core_warning(config: Config, node_rank: int, num_threads: int, cores: int) -
     usable = counted(cores, "usable core")
     if busy * num_threads > cores:
         return f"{busy} workers of {counted(num_threads, 'thread')} share {usable}"
-    by_default = config.mode == "parallel" and not config.has_actors
-    if by_default and busy * num_threads < cores and busy == largest_divisor(environments, cores):
+    idle = cores_without_work(config, cores, num_threads)
+    if idle:
         enough = math.ceil(environments / cores) * cores
         return (
-            f"{cores - busy * num_threads} of {usable} have no work: {counted(environments, 'environment')} "
+            f"{idle} of {usable} have no work: {counted(environments, 'environment')} "
             f"divide among {counted(busy, 'worker')} at most; --num-envs {enough} makes {cores}"
         )
     return None

@@ -15,6 +15,7 @@ from rlcb.comparison.sequential_test import ROUNDS_NEEDED
 from rlcb.config.algorithms import ALGORITHMS, ONE_MACHINE
 from rlcb.config.budget import few_timesteps
 from rlcb.config.config import Config, flat_settings
+from rlcb.config.derived import cores_without_work
 from rlcb.cpu import describe_machine, usable_cores
 from rlcb.files import read_json
 from rlcb.progress import ProgressBar
@@ -172,7 +173,7 @@ def _core_notes(folder: StudyFolder) -> list[str]:
     few = {
         label: config
         for label, config in parallel.items()
-        if config.num_processes < cores and not config.has_actors and not given
+        if cores_without_work(config, cores, config.hardware.num_threads or 1)
     }
     notes = []
     if many:
