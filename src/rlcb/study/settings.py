@@ -78,8 +78,7 @@ def configuration_settings(
             )
     if study.num_envs is not None:
         set_value(data, "env.num_envs", study.num_envs, sources.get("num_envs", "--num-envs"))
-    if mode != "sequential" and (study.num_workers is not None or named is None):
-        # Without --num-workers and without a given file this sets None: the number follows the cores.
+    if mode != "sequential" and study.num_workers is not None:
         section = "parallel" if mode == "parallel" else "cluster"
         key = "impala.num_actors" if algorithm == "impala" else f"{section}.num_workers"
         set_value(data, key, study.num_workers, sources.get("num_workers", "--num-workers"))

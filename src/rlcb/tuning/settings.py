@@ -129,15 +129,12 @@ def build_tuning(data: Mapping[str, Any], source: str) -> Tuning:
 def base_settings(tuning: Tuning, algorithm: str) -> SourcedSettings:
     """Return the plain settings that all runs of an algorithm start from: its file, then the fixed settings.
 
-    Without a file the number of processes follows the cores. Raises UsageError.
+    Raises UsageError.
     """
     named = tuning.config.get(algorithm)
     path = Path(named) if named else default_config_path(algorithm, tuning.mode)
     data = read_config_files([path], algorithm, tuning.mode)
     require_run(data, algorithm, tuning.mode, "the tuning needs it for")
-    if tuning.mode == "parallel" and named is None:
-        has_actors = ALGORITHMS[algorithm].has_actors
-        set_value(data, "impala.num_actors" if has_actors else "parallel.num_workers", None, "tuning")
     set_value(data, "logging.keep_checkpoints", 1, "tuning")  # there are many runs
     for key, value in tuning.fixed(algorithm).items():
         set_value(data, key, value, "--num-envs" if key == "env.num_envs" else f"--set {key}")
