@@ -90,7 +90,7 @@ def cut(flags: list[str], name: str, most: int) -> None:
     if name in flags:
         first = flags.index(name) + 1
         count = next((i for i, word in enumerate(flags[first:]) if word.startswith("--")), len(flags) - first)
-        del flags[first + most : first + max(most, count)]
+        del flags[first + most : first + count]
 
 
 def shrink_study(program: Program) -> list[str]:
@@ -100,7 +100,6 @@ def shrink_study(program: Program) -> list[str]:
     if begins:
         cut(flags, "--seeds", 2)
         cut(flags, "--envs", 1)
-    if begins:
         sizes = [word for key, value in SIZES.items() for word in ("--set", f"{key}={value}")]
         flags += [*sizes, "--modes", "sequential", "--total-timesteps", str(TIMESTEPS)]
         flags += ["--set", "ppo:training.batch_size=16"] if "ppo" in flags else []

@@ -43,8 +43,10 @@ def require_stopped(folder: Path, errors: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "number"),
     [
-        *(("ppo", signal.SIGINT), ("ppo", signal.SIGTERM)),
-        *(("a3c", signal.SIGTERM), ("impala", signal.SIGINT)),
+        ("ppo", signal.SIGINT),
+        ("ppo", signal.SIGTERM),
+        ("a3c", signal.SIGTERM),
+        ("impala", signal.SIGINT),
     ],
 )
 def test_a_signal_before_the_workers_are_ready_ends_the_run_with_its_own_code(
